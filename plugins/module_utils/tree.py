@@ -113,9 +113,7 @@ def record(root: str, ignore: Iterable[str] = ()) -> Record:
     return {"files": files, "directories": directories}
 
 
-def differences(
-    root: str, recorded: Record, rehash: bool = False, ignore: Iterable[str] = ()
-) -> List[Dict[str, str]]:
+def differences(root: str, recorded: Record, rehash: bool = False, ignore: Iterable[str] = ()) -> List[Dict[str, str]]:
     """What under `root` is not as recorded, as a list of {path, what, detail}; see `examine`."""
     return [item.as_dict() for item in examine(root, recorded, rehash, ignore).differences]
 
@@ -165,10 +163,7 @@ def look(root: str, ignore: Iterable[str] = ()) -> Tuple[Dict[str, Entry], Dict[
 
 def save(path: str, recorded: Record) -> None:
     """Write a record beside its final place and rename it: whole or not at all. Mode 0644."""
-    rows = {
-        name: [entry.get(column) for column in _COLUMNS]
-        for name, entry in sorted(recorded["files"].items())
-    }
+    rows = {name: [entry.get(column) for column in _COLUMNS] for name, entry in sorted(recorded["files"].items())}
     content = {
         "version": _VERSION,
         "columns": list(_COLUMNS),
