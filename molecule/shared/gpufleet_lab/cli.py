@@ -144,3 +144,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         labs.say("interrupted")
         return 130
+    except BrokenPipeError:  # whoever read our answer had enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

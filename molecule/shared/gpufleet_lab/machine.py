@@ -17,7 +17,7 @@ from .shell import PATH, run
 
 APT = Path("/etc/apt")
 # apt settings that decide how packages are fetched; the rest (hooks, what to keep) is this machine's own business.
-_FETCHING = re.compile(r"Acquire::(http|https|ftp|Check-|Retries|ForceIPv|IndexTargets|AllowInsecure|AllowWeak|Languages)", re.IGNORECASE)
+_FETCHING = re.compile(r"Acquire::(http|https|ftp|Check-|Retries|ForceIPv)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
