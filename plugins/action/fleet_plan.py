@@ -1,0 +1,28 @@
+"""Action plugin of gpu_fleet.vllm.fleet_plan: see plugins/modules/fleet_plan.py for its documentation."""
+
+from __future__ import annotations
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import report
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.inventory import Inventory, read
+
+
+class ActionModule(ActionBase):
+    """Runs on the controller and opens no connection."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _VALID_ARGS = frozenset()
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        services, fleet, found = read(Inventory(task_vars["hostvars"], task_vars["groups"]))
+        plan_of_fleet, mistakes = plan.build(services, fleet)
+        found += mistakes
+        result["findings"] = [finding.as_dict() for finding in found]
+        if found:
+            result.update(failed=True, msg=report(found))
+        else:
+            result.update(changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=plan.summary(plan_of_fleet))
+        return result

@@ -1,0 +1,108 @@
+"""Are a service's `args` options that this version of `vllm serve` takes, with values it can read?
+
+The options come from data/serve_flags/VERSION.yml (written from the parser itself by scripts/flags), what became of
+removed ones from data/removed_flags.yml. vLLM drops a `false` for an option without a --no- form and cannot read an
+empty list; both are said here instead of being lost (vllm/utils/argparse_utils.py, load_config_file).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Dict, List, Optional
+
+from .findings import Finding, did_you_mean
+
+# What the collection plans and writes itself: setting it twice would let two truths part.
+OWNED = {
+    "model": "the key `model` of the service",
+    "served-model-name": "the key `served_model_names` of the service",
+    "port": "the key `port_base` of the service",
+    "nnodes": "the key `hosts_per_replica` of the service",
+    "node-rank": "the order of `hosts`",
+    "master-addr": "the first host of the replica and its fleet_address",
+    "master-port": "the key `port_base` of the service",
+    "headless": "the rank of the host",
+    "api-key": "the variable vllm_service_api_keys, which keeps keys out of files that others may read",
+    "config": "this mapping itself",
+    "uds": "TCP ports, which peers and the gateway reach",
+}
+SIZE = re.compile(r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?)$")
+
+
+def _value_fault(kind: str, value: Any, choices: Optional[List[str]]) -> Optional[str]:
+    """Why this value does not fit this kind of option, or None."""
+    if value is None:
+        return "it has no value"
+    if kind == "switch":
+        return None if isinstance(value, bool) else "it is a switch: write true or false"
+    if isinstance(value, bool):
+        return "it wants a value, not true or false"
+    if kind == "int":
+        return None if isinstance(value, int) or (isinstance(value, str) and re.match(r"^-?[0-9]+$", value)) else "it wants a whole number"
+    if kind == "float":
+        return None if isinstance(value, (int, float)) else "it wants a number"
+    if kind == "size":
+        return None if SIZE.match(str(value)) else "it wants a number, with k or K and the like at most"
+    if kind == "json":
+        return _json_fault(value)
+    if kind == "list":
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            return "an empty list is dropped by vLLM: leave the option out"
+        return _choice_fault(values, choices)
+    if isinstance(value, (dict, list)):
+        return "it wants one value"
+    return _choice_fault([value], choices)
+
+
+def _json_fault(value: Any) -> Optional[str]:
+    if not isinstance(value, str):
+        return None
+    try:
+        json.loads(value)
+    except ValueError:
+        return "it wants a mapping, or JSON in quotes"
+    return None
+
+
+def _choice_fault(values: List[Any], choices: Optional[List[str]]) -> Optional[str]:
+    wrong = [str(v) for v in values if choices and str(v) not in choices]
+    return f"{', '.join(wrong)} is not one of {', '.join(choices or [])}" if wrong else None
+
+
+def check(service: str, args: Dict[str, Any], version: str, options: Dict[str, Any], removed: Dict[str, Dict[str, str]]) -> List[Finding]:
+    """Findings for one service's args.
+
+    options  content of data/serve_flags/VERSION.yml: flags (name to kind), choices, aliases
+    removed  content of data/removed_flags.yml: name to {gone_in, instead}
+    """
+    where = f"service {service}"
+    flags, aliases, choices = options["flags"], options.get("aliases", {}), options.get("choices", {})
+    found = []
+    for written, value in args.items():
+        name = written.lstrip("-").replace("_", "-")
+        bare = name[3:] if name.startswith("no-") and name[3:] in flags else name
+        bare = aliases.get(bare, bare)
+        if bare in OWNED:
+            found.append(Finding("owned-flag", where, f"args.{written} is set by the collection", f"Use {OWNED[bare]}"))
+        elif bare not in flags:
+            found.append(_unknown(where, written, bare, version, flags, removed))
+        elif written != name:
+            found.append(Finding("flag-spelling", where, f"args.{written} is not how a --config file spells it", f"Write {name}"))
+        else:
+            kind = flags[bare]
+            fault = _value_fault(kind, value, choices.get(bare))
+            if fault is None and kind == "switch" and name.startswith("no-") and value is not True:
+                fault = f"a double negation: write {bare}: true or {bare}: false"
+            if fault:
+                found.append(Finding("flag-value", where, f"args.{written} is {value!r}", fault[0].upper() + fault[1:]))
+    return found
+
+
+def _unknown(where: str, written: str, name: str, version: str, flags: Dict[str, str], removed: Dict[str, Dict[str, str]]) -> Finding:
+    if name in removed:
+        gone = removed[name]
+        return Finding("removed-flag", where, f"args.{written} is gone since vLLM {gone['gone_in']} (this is {version})", f"Instead: {gone['instead']}")
+    fix = f"{did_you_mean(name, flags)}`vllm serve --help=all` of {version} lists what there is"
+    return Finding("unknown-flag", where, f"args.{written} is not an option of `vllm serve` {version}", fix)

@@ -1,0 +1,384 @@
+"""From services and hosts to what every host has to run. Pure: no Ansible, no file, no host is asked.
+
+`build` returns the plan and every finding. The plan is computed once, shown, and then only rendered:
+
+services   name -> replicas (instance names), served names, version, accelerator
+replicas   instance -> service, hosts in rank order, head, ports, parallel sizes, reasons
+hosts      host -> instances (this host's rank of each: config for `vllm serve --config`, environment), openings
+           (what the firewall lets in, and from whom)
+
+Addresses, ranks and ports come from the inventory alone, so a host that cannot be reached changes nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from .findings import Finding, did_you_mean
+from .services import Service
+
+# The sizes that `vllm serve` multiplies to the number of processes of a replica (vllm/config/parallel.py, world_size).
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the inventory says of one host.
+
+    gpus     how many GPUs it has (fleet_gpus), None when the inventory does not say
+    python   minor version of the releases' interpreter, such as 3.11
+    ports    first and last port of nccl_port_range, the kernel's ephemeral ports
+    """
+
+    name: str
+    address: Optional[str]
+    system: str
+    python: str
+    architecture: str
+    accelerator: str
+    version: str
+    gpus: Optional[int]
+    ports: Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All that the plan is built from besides the services.
+
+    hosts         the hosts of the group gpu_hosts, in the inventory's order
+    others        every other host of the inventory (named so that a mistake can be told from a typo)
+    watchers      addresses of gateways and monitors: they reach the API port of every service
+    models        names in model_store_models;  model_path the folder they lie in
+    port_layout   content of data/ports.yml
+    """
+
+    hosts: Dict[str, Host]
+    others: Sequence[str] = ()
+    watchers: Sequence[str] = ()
+    models: Sequence[str] = ()
+    model_path: str = "/var/lib/vllm/models"
+    port_layout: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One running copy of a service: its hosts in rank order, its place on them, its GPUs on each."""
+
+    service: Service
+    index: int
+    hosts: Tuple[Host, ...]
+    slot: int
+    gpus: Optional[Tuple[int, ...]]
+
+    @property
+    def instance(self) -> str:
+        return f"{self.service.name}.{self.index}"
+
+
+def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding]]:
+    """The plan for all services that can be planned, and all findings."""
+    found: List[Finding] = []
+    replicas: List[Replica] = []
+    for service in services:
+        if not service.whole:
+            found.extend(_unknown_host(f"service {service.name}", n, fleet) for n in service.hosts or () if n not in fleet.hosts)
+            continue
+        made, mistakes = _replicas(service, fleet)
+        found.extend(mistakes)
+        replicas.extend(made)
+    sizes: Dict[str, Dict[str, Any]] = {}
+    for service in services:
+        own = [r for r in replicas if r.service is service]
+        if own:
+            sizes[service.name], mistakes = _sizes(own[0])
+            found.extend(mistakes)
+        found.extend(_model_findings(service, fleet))
+        found.extend(_consent_findings(service))
+    found.extend(_gpu_findings(replicas))
+    found.extend(_port_findings(replicas, fleet.port_layout))
+    return _plan(services, replicas, sizes, fleet), found
+
+
+# --- Which hosts form which replica -----------------------------------------------------------------------------
+
+
+def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Finding]]:
+    where = f"service {service.name}"
+    names = list(service.hosts) if service.hosts is not None else list(fleet.hosts)
+    found = [_unknown_host(where, name, fleet) for name in names if name not in fleet.hosts]
+    if not names:
+        found.append(Finding("no-hosts", where, "it has no hosts", "Put hosts into the group gpu_hosts, or name them in `hosts`"))
+    size = service.hosts_per_replica
+    if names and len(names) % size:
+        message = f"{len(names)} hosts ({', '.join(names)}) cannot be split into replicas of {size}"
+        found.append(Finding("replica-size", where, message, f"Name a multiple of {size} hosts, or change hosts_per_replica"))
+    if found:
+        return [], found
+    hosts = [fleet.hosts[name] for name in names]
+    groups = [tuple(hosts[start : start + size]) for start in range(0, len(hosts), size)]
+    replicas: List[Replica] = []
+    for group in groups:
+        found.extend(_group_findings(where, group))
+        gpus, mistakes = _gpus(service, group)
+        found.extend(mistakes)
+        share = len(gpus) // service.replicas_per_host if gpus else 0
+        for slot in range(service.replicas_per_host):
+            own = tuple(gpus[slot * share : (slot + 1) * share]) if gpus else None
+            replicas.append(Replica(service, len(replicas), group, slot, own))
+    return ([] if found else replicas), found
+
+
+def _unknown_host(where: str, name: str, fleet: Fleet) -> Finding:
+    if name in fleet.others:
+        return Finding("host-not-gpu", where, f"host {name} is not in the group gpu_hosts", "Put it into gpu_hosts, or take it out of `hosts`")
+    fix = f"{did_you_mean(name, fleet.hosts)}The group gpu_hosts has: {', '.join(fleet.hosts) or 'no host'}"
+    return Finding("unknown-host", where, f"host {name} is not in the inventory", fix)
+
+
+def _group_findings(where: str, group: Tuple[Host, ...]) -> List[Finding]:
+    """A replica's hosts run one release, for one kind of accelerator."""
+    found = []
+    for fact, variable in (("version", "vllm_runtime_version"), ("accelerator", "vllm_runtime_accelerator")):
+        values = {getattr(host, fact): host.name for host in group}
+        if len(values) > 1:
+            told = ", ".join(f"{name} has {value}" for value, name in values.items())
+            found.append(Finding("mixed-replica", where, f"the hosts of one replica differ in {fact}: {told}", f"Set {variable} to one value for all of them"))
+    return found
+
+
+def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]], List[Finding]]:
+    """The GPU numbers that the service uses on each host of a replica; None on CPU hosts."""
+    where, found = f"service {service.name}", []
+    if group[0].accelerator == "cpu":
+        if service.gpus is not None:
+            found.append(Finding("gpus-on-cpu", where, f"gpus is {list(service.gpus)}, but {group[0].name} serves on its CPU", "Leave gpus out"))
+        return None, found
+    counts = {host.name: host.gpus for host in group}
+    unknown = [name for name, count in counts.items() if count is None]
+    if service.gpus is None:
+        if unknown:
+            fix = "Give the service `gpus: [0, 1]`, or say how many the host has: fleet_gpus: 2"
+            found.append(Finding("gpus-unknown", where, f"how many GPUs {', '.join(unknown)} has is not known", fix))
+            return [], found
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            found.append(Finding("gpus-differ", where, f"the hosts of one replica have unequal GPU counts: {told}", "Name the GPUs to use in `gpus`"))
+    gpus = list(service.gpus) if service.gpus is not None else list(range(group[0].gpus or 0))
+    for name, count in counts.items():
+        beyond = [number for number in gpus if count is not None and number >= count]
+        if beyond:
+            found.append(Finding("gpu-missing", where, f"GPU {', '.join(map(str, beyond))} is not on {name}, which has {count} (fleet_gpus)", "Name GPUs that it has"))
+    if len(gpus) % service.replicas_per_host:
+        message = f"{len(gpus)} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
+        found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
+    return gpus, found
+
+
+# --- How many processes a replica has ---------------------------------------------------------------------------
+
+
+def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
+    """Parallel sizes of a replica, planned where the user gave none, and why.
+
+    Tensor parallelism stays within a host (its traffic needs NVLink or PCIe), pipeline parallelism goes across.
+    """
+    service, where = replica.service, f"service {replica.service.name}"
+    nodes = len(replica.hosts)
+    given = {name: int(service.args[name]) for name in PARALLEL if _whole(service.args.get(name))}
+    tensor, pipeline, data, prefill = (given.get(name) for name in PARALLEL)
+    reasons: List[str] = []
+    found: List[Finding] = []
+    places = nodes * len(replica.gpus) if replica.gpus is not None else None
+    if tensor is None:
+        tensor = _share(places // nodes if places else 1, (data or 1) * (prefill or 1))
+        reasons.append(f"tensor-parallel-size {tensor}: the {'GPUs of one host' if places else 'CPU of one host'}")
+    if pipeline is None:
+        pipeline = _share(places, tensor * (data or 1) * (prefill or 1)) if places else max(1, nodes // tensor)
+        reasons.append(f"pipeline-parallel-size {pipeline}: across {nodes} host{'s' if nodes > 1 else ''}")
+    world = tensor * pipeline * (data or 1) * (prefill or 1)
+    told = " x ".join(f"{name.replace('-parallel-size', '')} {value}" for name, value in zip(PARALLEL, (tensor, pipeline, data, prefill)) if value)
+    if places is not None and world != places:
+        message = f"{told} = {world} processes, but a replica has {places} GPUs ({nodes} host{'s' if nodes > 1 else ''} with {places // nodes})"
+        found.append(Finding("world-size", where, message, "Change the sizes in args, or `gpus`, or hosts_per_replica, so that the two are equal"))
+    elif world % nodes:
+        message = f"{told} = {world} processes cannot be spread evenly over {nodes} hosts"
+        found.append(Finding("world-size", where, message, f"Make the product a multiple of {nodes}, or change hosts_per_replica"))
+    if nodes > 1 and (data or 1) > 1:
+        message = f"data-parallel-size {data} within one replica of {nodes} hosts"
+        found.append(Finding("data-parallel-hosts", where, message, "Use several replicas instead: a smaller hosts_per_replica"))
+    return {"tensor": tensor, "pipeline": pipeline, "world": world, "reasons": reasons}, found
+
+
+def _whole(value: Any) -> bool:
+    return str(value).isdigit() and int(value) > 0
+
+
+def _share(places: int, taken: int) -> int:
+    return max(1, places // taken) if places % taken == 0 else 1
+
+
+# --- What collides, what is missing -----------------------------------------------------------------------------
+
+
+def _model_findings(service: Service, fleet: Fleet) -> List[Finding]:
+    if not service.model or service.model.startswith("/") or service.model in fleet.models:
+        return []
+    fix = f"{did_you_mean(service.model, fleet.models)}Known: {', '.join(fleet.models) or 'none'}; an absolute path on the hosts is fine, too"
+    return [Finding("unknown-model", f"service {service.name}", f"model {service.model} is not in model_store_models", fix)]
+
+
+def _consent_findings(service: Service) -> List[Finding]:
+    if service.args.get("trust-remote-code") and not service.allow_remote_code:
+        fix = "Read that code, pin its revision, and then give the service allow_remote_code: true"
+        return [Finding("remote-code", f"service {service.name}", "args.trust-remote-code runs the model's own Python on the hosts", fix)]
+    return []
+
+
+def _gpu_findings(replicas: Iterable[Replica]) -> List[Finding]:
+    owner: Dict[Tuple[str, int], str] = {}
+    found = []
+    for replica in replicas:
+        for host in replica.hosts:
+            clash: Dict[str, List[int]] = {}
+            for number in replica.gpus or ():
+                other = owner.setdefault((host.name, number), replica.instance)
+                if other != replica.instance:
+                    clash.setdefault(other, []).append(number)
+            for other, numbers in clash.items():
+                message = f"GPU {', '.join(map(str, numbers))} of {host.name} is used by {other} and {replica.instance}"
+                found.append(Finding("gpu-taken", f"service {replica.service.name}", message, "Give each service its own `gpus`, or its own hosts"))
+    return found
+
+
+def ports_of(replica: Replica, layout: Dict[str, Any]) -> Dict[str, int]:
+    """The named ports of a replica, the same on each of its hosts."""
+    base = replica.service.port_base + replica.slot * layout["stride"]
+    return {name: base + port["offset"] for name, port in layout["offsets"].items()}
+
+
+def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[Finding]:
+    owner: Dict[Tuple[str, int], str] = {}
+    found = []
+    for replica in replicas:
+        where = f"service {replica.service.name}"
+        first = replica.service.port_base + replica.slot * layout["stride"]
+        block = range(first, first + layout["stride"])
+        if block[-1] > 65535:
+            found.append(Finding("port-range", where, f"the ports of {replica.instance} end at {block[-1]}", "Choose a smaller port_base"))
+            continue
+        for host in replica.hosts:
+            others = {owner[host.name, port] for port in block if (host.name, port) in owner}
+            owner.update({(host.name, port): replica.instance for port in block if (host.name, port) not in owner})
+            for other in sorted(others):
+                message = f"ports {block[0]} to {block[-1]} on {host.name} overlap with those of {other}"
+                fix = f"Each replica takes {layout['stride']} ports from port_base on: choose one that is that far away, such as {first + 100}"
+                found.append(Finding("port-taken", where, message, fix))
+            low, high = host.ports
+            if block[0] <= high and block[-1] >= low:
+                message = f"ports {block[0]} to {block[-1]} lie in nccl_port_range {low}-{high} of {host.name}, where the kernel hands ports out"
+                found.append(Finding("port-ephemeral", where, message, f"Choose a port_base below {low - layout['stride']}"))
+    return found
+
+
+# --- The plan itself --------------------------------------------------------------------------------------------
+
+
+def _plan(services: Sequence[Service], replicas: Sequence[Replica], sizes: Dict[str, Any], fleet: Fleet) -> Dict[str, Any]:
+    plan: Dict[str, Any] = {"services": {}, "replicas": {}, "hosts": {name: {"instances": [], "openings": []} for name in fleet.hosts}}
+    for service in services:
+        own = [r for r in replicas if r.service is service]
+        plan["services"][service.name] = {
+            "replicas": [r.instance for r in own],
+            "served_model_names": list(service.served_model_names),
+            "model": _model_path(service, fleet),
+        }
+    for replica in replicas:
+        size, ports = sizes[replica.service.name], ports_of(replica, fleet.port_layout)
+        head = replica.hosts[0]
+        plan["replicas"][replica.instance] = {
+            "service": replica.service.name,
+            "hosts": [host.name for host in replica.hosts],
+            "head": head.name,
+            "url": f"http://{_bracketed(head.address)}:{ports['api']}",
+            "ports": ports,
+            "gpus": list(replica.gpus) if replica.gpus is not None else None,
+            "version": head.version,
+            "accelerator": head.accelerator,
+            **size,
+        }
+        for rank, host in enumerate(replica.hosts):
+            entry = plan["hosts"][host.name]
+            entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+            entry["openings"].extend(_openings(replica, rank, size, ports, fleet))
+    return plan
+
+
+def _model_path(service: Service, fleet: Fleet) -> str:
+    return service.model if service.model.startswith("/") else f"{fleet.model_path.rstrip('/')}/{service.model}"
+
+
+def _bracketed(address: Optional[str]) -> str:
+    return f"[{address}]" if address and ":" in address else str(address)
+
+
+def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet) -> Dict[str, Any]:
+    """What one host runs of a replica."""
+    service, host, head = replica.service, replica.hosts[rank], replica.hosts[0]
+    nodes = len(replica.hosts)
+    config: Dict[str, Any] = {
+        "model": _model_path(service, fleet),
+        "served-model-name": list(service.served_model_names),
+        "host": host.address,
+        "port": ports["api"],
+        "tensor-parallel-size": size["tensor"],
+        "pipeline-parallel-size": size["pipeline"],
+    }
+    if nodes > 1:
+        config.update({"nnodes": nodes, "node-rank": rank, "master-addr": head.address, "master-port": ports["rank_store"]})
+        if rank:
+            config["headless"] = True
+    config.update(service.args)
+    env = {"VLLM_HOST_IP": host.address}
+    if replica.gpus is not None:
+        # Numbers as nvidia-smi shows them; CUDA's own order is by speed unless told (CUDA programming guide).
+        env.update({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, replica.gpus))})
+    env.update(service.env)
+    return {
+        "instance": replica.instance,
+        "service": service.name,
+        "rank": rank,
+        "hosts": [h.name for h in replica.hosts],
+        "head": {"host": head.name, "address": head.address, "port": ports["api"]},
+        "peers": [h.address for h in replica.hosts if h.name != host.name],
+        "ports": ports,
+        "config": config,
+        "env": env,
+        "reasons": size["reasons"],
+    }
+
+
+def _openings(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet) -> List[Dict[str, Any]]:
+    """What the firewall lets in on this host for this replica; an empty `from` is nobody."""
+    service, host = replica.service, replica.hosts[rank]
+    peers = [h.address for h in replica.hosts if h.name != host.name]
+    openings = []
+    if rank == 0:
+        sources = list(service.clients) + [a for a in [*fleet.watchers, *peers] if a not in service.clients]
+        openings.append({"name": f"{replica.instance} api", "ports": [str(ports["api"])], "proto": "tcp", "from": sources})
+    if size["world"] > 1:
+        # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only.
+        ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
+        openings.append({"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers})
+    return openings
+
+
+def summary(plan: Dict[str, Any]) -> List[str]:
+    """One line a replica: where it runs, in which shape, and where it answers."""
+    lines = []
+    for instance, replica in plan["replicas"].items():
+        gpus = f", GPU {', '.join(map(str, replica['gpus']))} of each" if replica["gpus"] is not None else ""
+        shape = f"tensor {replica['tensor']} x pipeline {replica['pipeline']}"
+        release = f"vLLM {replica['version']} {replica['accelerator']}"
+        lines.append(f"{instance}: {release} on {', '.join(replica['hosts'])}{gpus}; {shape}; {replica['url']}")
+    return lines

@@ -1,0 +1,171 @@
+"""What a user writes in `vllm_services`, read and checked. Pure: no Ansible, no file, no host.
+
+`read(raw)` turns the list into Service objects and returns every mistake that the list alone shows.
+What needs hosts, versions or ports is judged in plan.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple
+
+from .findings import Finding, did_you_mean
+
+# A service's name is part of unit names, paths and metrics labels; the dot separates it from the replica number.
+NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
+# Addresses that a firewall rule can name: IPv4, IPv6, either with a prefix length, or the word any.
+CIDR = re.compile(r"^(any|[0-9.]+(/[0-9]{1,2})?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(/[0-9]{1,3})?)$")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a service: its type as words and as a check, and what it means."""
+
+    kind: str
+    required: bool
+    description: str
+
+
+KEYS: Dict[str, Key] = {
+    "name": Key("name", True, "Name of the service; its replicas are NAME.0, NAME.1 and so on."),
+    "model": Key("text", True, "An entry of model_store_models, or an absolute path on the hosts."),
+    "served_model_names": Key("texts", False, "Names that requests may use; the first one labels metrics. Default: the service's name."),
+    "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
+    "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
+    "replicas_per_host": Key("count", False, "Copies on each host, when hosts_per_replica is 1. Default 1."),
+    "gpus": Key("gpus", False, "GPU numbers used on every host. Default: all that fleet_gpus says."),
+    "port_base": Key("port", False, "First port of the block of 16 that a replica uses. Default 8000."),
+    "clients": Key("cidrs", False, "Addresses or CIDRs that may reach the API port besides gateways and monitors; the word any opens it to all."),
+    "allow_remote_code": Key("flag", False, "Consent to args.trust-remote-code: the model's own Python runs on the hosts. Default false."),
+    "args": Key("mapping", False, "Options of `vllm serve`, as its own --config YAML spells them."),
+    "env": Key("env", False, "Further environment variables of the server."),
+}
+
+_EXPECT = {
+    "name": "a name of small letters, digits and dashes, 42 characters at most",
+    "text": "a text",
+    "texts": "a list of texts, each once",
+    "count": "a whole number of 1 or more",
+    "gpus": "a list of GPU numbers, each once, such as [0, 1]",
+    "port": "a port from 1024 to 65520",
+    "cidrs": "a list of addresses or CIDRs, or [any]",
+    "flag": "true or false",
+    "mapping": "a mapping of option to value",
+    "env": "a mapping of variable to text or number",
+}
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _list_of(value: Any, check: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(check(v) for v in value) and len(set(map(str, value))) == len(value)
+
+
+_CHECKS = {
+    "name": lambda v: isinstance(v, str) and bool(NAME.match(v)),
+    "text": _is_text,
+    "texts": lambda v: _list_of(v, _is_text),
+    "count": lambda v: _is_int(v) and v >= 1,
+    "gpus": lambda v: _list_of(v, lambda n: _is_int(n) and n >= 0),
+    "port": lambda v: _is_int(v) and 1024 <= v <= 65520,
+    "cidrs": lambda v: isinstance(v, list) and all(isinstance(c, str) and CIDR.match(c) for c in v),
+    "flag": lambda v: isinstance(v, bool),
+    "mapping": lambda v: isinstance(v, dict) and all(isinstance(k, str) for k in v),
+    "env": lambda v: isinstance(v, dict)
+    and all(re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", str(k)) and (_is_text(x) or _is_int(x)) and "\n" not in str(x) for k, x in v.items()),
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    """One served model. Counts are whole numbers, ports TCP ports, gpus the numbers nvidia-smi shows.
+
+    whole is False when keys of the entry had to be left out: then only what remains is judged, and nothing planned.
+    """
+
+    name: str
+    model: str
+    served_model_names: Tuple[str, ...]
+    hosts: Optional[Tuple[str, ...]]
+    hosts_per_replica: int = 1
+    replicas_per_host: int = 1
+    gpus: Optional[Tuple[int, ...]] = None
+    port_base: int = 8000
+    clients: Tuple[str, ...] = ()
+    allow_remote_code: bool = False
+    args: Dict[str, Any] = field(default_factory=dict)
+    env: Dict[str, str] = field(default_factory=dict)
+    whole: bool = True
+
+
+def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
+    found = []
+    for key in raw:
+        if key not in KEYS:
+            found.append(
+                Finding("unknown-key", where, f"unknown key {key!r}", f"{did_you_mean(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}")
+            )
+    for key, spec in KEYS.items():
+        if key not in raw:
+            if spec.required:
+                found.append(Finding("missing-key", where, f"the key {key} is missing", spec.description))
+        elif not _CHECKS[spec.kind](raw[key]):
+            found.append(Finding("wrong-type", where, f"{key} is {raw[key]!r}", f"It must be {_EXPECT[spec.kind]}"))
+    return found
+
+
+def _service(raw: Dict[str, Any], whole: bool) -> Service:
+    hosts, gpus = raw.get("hosts"), raw.get("gpus")
+    return Service(
+        name=raw["name"],
+        model=raw["model"],
+        served_model_names=tuple(raw.get("served_model_names") or [raw["name"]]),
+        hosts=tuple(hosts) if hosts is not None else None,
+        hosts_per_replica=raw.get("hosts_per_replica", 1),
+        replicas_per_host=raw.get("replicas_per_host", 1),
+        gpus=tuple(gpus) if gpus is not None else None,
+        port_base=raw.get("port_base", 8000),
+        clients=tuple(raw.get("clients", ())),
+        allow_remote_code=raw.get("allow_remote_code", False),
+        args=dict(raw.get("args", {})),
+        env={str(k): str(v) for k, v in raw.get("env", {}).items()},
+        whole=whole,
+    )
+
+
+def read(raw: Any) -> Tuple[List[Service], List[Finding]]:
+    """The services of `vllm_services` that can be read, and every mistake in the list.
+
+    An entry with mistakes is read without the keys that are wrong, so that one run reports what else is wrong in it.
+    """
+    if not isinstance(raw, list):
+        message = f"vllm_services is {type(raw).__name__}, not a list"
+        return [], [Finding("wrong-type", "vllm_services", message, "Write one entry a served model, beginning with `- name:`")]
+    services: List[Service] = []
+    found: List[Finding] = []
+    names: Dict[str, int] = {}
+    for number, entry in enumerate(raw, 1):
+        if not isinstance(entry, dict):
+            found.append(Finding("wrong-type", f"vllm_services, entry {number}", f"it is {entry!r}", "It must be a mapping with at least name and model"))
+            continue
+        where = f"service {entry['name']}" if _is_text(entry.get("name")) else f"vllm_services, entry {number}"
+        mistakes = _check_keys(where, entry)
+        if _is_text(entry.get("name")) and entry["name"] in names:
+            mistakes.append(Finding("name-taken", where, f"entries {names[entry['name']]} and {number} have the same name", "Give each service its own name"))
+        names.setdefault(str(entry.get("name")), number)
+        if entry.get("replicas_per_host", 1) != 1 and entry.get("hosts_per_replica", 1) != 1:
+            mistakes.append(
+                Finding("replica-shape", where, "hosts_per_replica and replicas_per_host are both above 1", "A replica either spans hosts or shares one: leave one of them out")
+            )
+        found.extend(mistakes)
+        right = {key: value for key, value in entry.items() if key in KEYS and _CHECKS[KEYS[key].kind](value)}
+        if "name" in right and names[right["name"]] == number:
+            services.append(_service({"model": "", **right}, whole=not mistakes))
+    return services, found

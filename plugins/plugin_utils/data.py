@@ -1,0 +1,47 @@
+"""The collection's own files, found relative to this one, so that an installed tarball works as the checkout does."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@functools.lru_cache(maxsize=None)
+def load(name: str) -> Any:
+    """Content of data/NAME.yml.
+
+    Raises FileNotFoundError when there is no such file.
+    """
+    return yaml.safe_load((ROOT / "data" / f"{name}.yml").read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=None)
+def role_names() -> tuple[str, ...]:
+    return tuple(sorted(path.parents[1].name for path in ROOT.glob("roles/*/meta/argument_specs.yml")))
+
+
+@functools.lru_cache(maxsize=None)
+def role_options(role: str) -> dict[str, Any]:
+    """The variables of a role: name to the options of its argument spec."""
+    spec = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
+    return spec["argument_specs"]["main"].get("options", {})
+
+
+def role_default(role: str, name: str) -> Any:
+    """The default of a role's variable. Raises KeyError when the role has no such variable."""
+    return role_options(role)[name].get("default")
+
+
+def lock_files() -> tuple[str, ...]:
+    """Names of the files in locks/, without the folder."""
+    return tuple(sorted(path.name for path in (ROOT / "locks").glob("*.lock")))
+
+
+def flag_versions() -> tuple[str, ...]:
+    """The vLLM versions whose options are known (data/serve_flags)."""
+    return tuple(sorted(path.stem for path in (ROOT / "data" / "serve_flags").glob("*.yml")))

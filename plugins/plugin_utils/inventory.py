@@ -1,0 +1,286 @@
+"""Read an Ansible inventory into what the planner judges, and check every variable of every role in it.
+
+Runs on the controller only. A variable that cannot be templated yet (it waits for facts) is left unjudged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from jinja2.exceptions import UndefinedError
+
+from ..module_utils import flags, plan, services
+from ..module_utils.findings import Finding, did_you_mean
+from . import data
+
+# Variables that belong to no single role; everything else that begins with fleet_ is a typo.
+FLEET_VARIABLES = {
+    "fleet_address": "str",
+    "fleet_system": "str",
+    "fleet_architecture": "str",
+    "fleet_gpus": "int",
+    "fleet_http_proxy": "str",
+    "fleet_ca_certificates": "list",
+    "fleet_plan": "dict",
+}
+# Facts that roles set for each other during a run; a second play of the same run sees them as variables.
+FACTS = ("vllm_runtime_release", "vllm_runtime_other_releases", "nccl_chosen_interface", "host_limits_effective")
+KEY_LENGTH = 32  # characters; 128 random bits are 22 in base64, 32 in hex
+
+
+class Inventory:
+    """hostvars and groups, with each value templated when asked for."""
+
+    def __init__(self, hostvars: Mapping[str, Any], groups: Mapping[str, list[str]]):
+        self.hostvars, self.groups = hostvars, groups
+        self.names = list(dict.fromkeys(groups.get("all", [])))
+
+    def group(self, name: str) -> list[str]:
+        return list(self.groups.get(name, []))
+
+    def get(self, host: str, name: str, default: Any = None) -> Any:
+        """A variable of a host; the default where it is absent or cannot be known yet."""
+        try:
+            value = self.hostvars[host].get(name, default)
+        except (AnsibleError, UndefinedError):
+            return default
+        return default if value is None else value
+
+    def role_value(self, host: str, role: str, name: str) -> Any:
+        """A role's variable: the host's, else the role's own default."""
+        return self.get(host, name, data.role_default(role, name))
+
+
+def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list[Finding]]:
+    """Services, fleet and all findings except those that the planner makes."""
+    found = _variable_findings(inventory)
+    hosts = {}
+    for name in inventory.group("gpu_hosts"):
+        host, mistakes = _host(inventory, name)
+        hosts[name] = host
+        found.extend(mistakes)
+    if not hosts:
+        found.append(Finding("no-hosts", "inventory", "the group gpu_hosts is empty or missing", "Name the hosts that serve models in it"))
+    raw, mistakes = _same_everywhere(inventory, hosts, "vllm_services", [])
+    found.extend(mistakes)
+    read_services, mistakes = services.read(raw)
+    found.extend(mistakes)
+    found.extend(_release_findings(hosts.values()))
+    found.extend(_args_findings(read_services, hosts))
+    found.extend(_key_findings(inventory, read_services, hosts))
+    models = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
+    fleet = plan.Fleet(
+        hosts=hosts,
+        others=[name for name in inventory.names if name not in hosts],
+        watchers=list(dict.fromkeys(_address(inventory, n) for g in ("gateways", "monitors") for n in inventory.group(g))),
+        models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
+        model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
+        port_layout=data.load("ports"),
+    )
+    return read_services, fleet, found
+
+
+def _same_everywhere(inventory: Inventory, hosts: Iterable[str], name: str, default: Any) -> tuple[Any, list[Finding]]:
+    """A variable that has to be one for the whole fleet."""
+    values = {host: inventory.get(host, name, default) for host in hosts}
+    first = next(iter(values.values()), default)
+    differ = [host for host, value in values.items() if value != first]
+    if not differ:
+        return first, []
+    fix = "Set it for the whole group gpu_hosts, not for single hosts"
+    return first, [Finding("not-one-value", name, f"it differs between hosts ({', '.join(differ)} against {next(iter(values))})", fix)]
+
+
+# --- Hosts ------------------------------------------------------------------------------------------------------
+
+
+def _address(inventory: Inventory, name: str) -> str | None:
+    return inventory.get(name, "fleet_address", inventory.get(name, "ansible_host"))
+
+
+def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
+    versions, where = data.load("versions"), f"host {name}"
+    found = []
+    address = _address(inventory, name)
+    if not address:
+        found.append(Finding("no-address", where, "it has no address", "Set fleet_address (its address on the cluster network) or ansible_host"))
+    elif not services.CIDR.match(str(address)) or address == "any" or "/" in str(address):
+        fix = "Set fleet_address to its IPv4 or IPv6 address on the cluster network; firewall rules and ranks need the number"
+        found.append(Finding("address-name", where, f"its address is {address!r}, which is not a number", fix))
+    system = inventory.get(name, "fleet_system", "debian-12")
+    if system not in versions["systems"]:
+        found.append(Finding("unknown-system", where, f"fleet_system is {system!r}", f"{did_you_mean(system, versions['systems'])}Supported: {', '.join(versions['systems'])}"))
+    accelerator = inventory.role_value(name, "vllm_runtime", "vllm_runtime_accelerator")
+    kind = "cpu" if accelerator == "cpu" else "cuda"
+    version = inventory.role_value(name, "vllm_runtime", "vllm_runtime_version") or versions["defaults"][kind]
+    low, _, high = str(inventory.role_value(name, "nccl", "nccl_port_range")).partition("-")
+    gpus = inventory.get(name, "fleet_gpus")
+    host = plan.Host(
+        name=name,
+        address=str(address) if address else None,
+        system=system,
+        python=_python_minor(inventory.role_value(name, "vllm_runtime", "vllm_runtime_python"), system),
+        architecture=inventory.get(name, "fleet_architecture", "x86_64"),
+        accelerator=str(accelerator),
+        version=str(version),
+        gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,
+        ports=(int(low), int(high)) if low.strip().isdigit() and high.strip().isdigit() else (0, 0),
+    )
+    return host, found
+
+
+def _python_minor(path: str | None, system: str) -> str:
+    """3.12 for /usr/bin/python3.12; for a path that does not tell, what the system's python3 is."""
+    told = re.search(r"python(3\.\d+)$", path or "")
+    return told.group(1) if told else data.load("versions")["systems"].get(system, {}).get("python", "")
+
+
+def _grouped(faults: Iterable[tuple[tuple[str, str, str], str]]) -> list[Finding]:
+    """One finding for all hosts that share it."""
+    by_fault: dict[tuple[str, str, str], list[str]] = {}
+    for fault, host in faults:
+        by_fault.setdefault(fault, []).append(host)
+    return [Finding(fault[0], f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}", *fault[1:]) for fault, hosts in by_fault.items()]
+
+
+def _release_findings(hosts: Iterable[plan.Host]) -> list[Finding]:
+    """Is the release offered for this accelerator, Python and architecture, and is its lock there?"""
+    faults = [((fault), host.name) for host in hosts if (fault := _release_fault(host))]
+    return _grouped(faults)
+
+
+def _release_fault(host: plan.Host) -> tuple[str, str, str] | None:
+    releases = data.load("versions")["releases"]
+    release = releases.get(host.version)
+    if release is None:
+        return ("unknown-release", f"vllm_runtime_version is {host.version}, which is not offered", f"Offered: {', '.join(releases)}")
+    if host.accelerator not in release["accelerators"]:
+        offered = ", ".join(release["accelerators"])
+        return ("unknown-accelerator", f"vLLM {host.version} is not offered for accelerator {host.accelerator}", f"Offered for {host.version}: {offered}")
+    if host.python and host.python not in release["python"]:
+        fix = (
+            f"It runs on Python {', '.join(release['python'])}: install one of them and name it in vllm_runtime_python "
+            f"(such as /usr/bin/python{release['python'][0]}), or choose an older release"
+        )
+        return ("no-python", f"vLLM {host.version} does not run on Python {host.python} of {host.system}", fix)
+    if host.python and f"vllm-{host.version}-{host.accelerator}-py{host.python.replace('.', '')}-{host.architecture}.lock" not in data.lock_files():
+        locked = [name for name in data.lock_files() if name.startswith(f"vllm-{host.version}-{host.accelerator}-")]
+        fix = f"Make it: scripts/lock {host.version} {host.accelerator} --python {host.python}. There are: {', '.join(locked) or 'none for it'}"
+        return ("no-lock", f"there is no lock of vLLM {host.version} for {host.accelerator}, Python {host.python}, {host.architecture}", fix)
+    return None
+
+
+# --- Services ---------------------------------------------------------------------------------------------------
+
+
+def _args_findings(read_services: Iterable[services.Service], hosts: Mapping[str, plan.Host]) -> list[Finding]:
+    found: list[Finding] = []
+    for service in read_services:
+        names = service.hosts if service.hosts is not None else tuple(hosts)
+        for version in sorted({hosts[name].version for name in names if name in hosts} & set(data.flag_versions())):
+            options = data.load(f"serve_flags/{version}")
+            found.extend(flags.check(service.name, service.args, version, options, data.load("removed_flags")))
+    return found
+
+
+def _key_findings(inventory: Inventory, read_services: list[services.Service], hosts: Iterable[str]) -> list[Finding]:
+    """Every service has a key of its own; the keys themselves are never part of a message."""
+    keys, found = _same_everywhere(inventory, hosts, "vllm_service_api_keys", {})
+    if not isinstance(keys, dict):
+        return [*found, Finding("wrong-type", "vllm_service_api_keys", "it is not a mapping", "Write one line a service: NAME: KEY")]
+    names = [service.name for service in read_services]
+    for name in names:
+        key = keys.get(name)
+        if key is None:
+            fix = f"Add it to vllm_service_api_keys (better in a vault): {name}: followed by the output of `openssl rand -hex 32`"
+            found.append(Finding("no-key", f"service {name}", "it has no API key", fix))
+        elif not isinstance(key, str) or len(key) < KEY_LENGTH or not re.match(r"^[!-~]+$", key):
+            fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as the output of `openssl rand -hex 32`"
+            found.append(Finding("weak-key", f"service {name}", "its API key is too short or has characters that a header cannot carry", fix))
+    for name in keys:
+        if name not in names:
+            found.append(Finding("unknown-service", f"vllm_service_api_keys.{name}", "there is no such service", f"{did_you_mean(name, names)}Services: {', '.join(names)}"))
+    return found
+
+
+# --- Variables of roles -----------------------------------------------------------------------------------------
+
+
+def _variable_findings(inventory: Inventory) -> list[Finding]:
+    """Unknown variables under a role's prefix and values of the wrong type, each once for all hosts that have it."""
+    faults = []
+    for host in inventory.names:
+        names = [str(name) for name in inventory.hostvars[host]]
+        for name in names:
+            fault = _unknown_variable(name)
+            if fault:
+                faults.append((fault, host))
+        for role in data.role_names():
+            faults.extend((fault, host) for fault in _type_faults(inventory, host, role, names))
+        faults.extend((fault, host) for fault in _fleet_type_faults(inventory, host, names))
+    return _grouped(faults)
+
+
+def _unknown_variable(name: str) -> tuple[str, str, str] | None:
+    if name in FACTS or name in FLEET_VARIABLES or name == "vllm_services":
+        return None
+    if name.startswith("fleet_"):
+        return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, FLEET_VARIABLES)}Known: {', '.join(sorted(FLEET_VARIABLES))}")
+    for role in sorted(data.role_names(), key=len, reverse=True):
+        if name.startswith(f"{role}_"):
+            options = data.role_options(role)
+            if name in options:
+                return None
+            return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, options)}The role's README lists what {role} knows")
+    if name.startswith("vllm_"):
+        known = ["vllm_services", *(o for role in data.role_names() for o in data.role_options(role))]
+        return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, known)}No role of the collection reads it")
+    return None
+
+
+def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -> list[tuple[str, str, str]]:
+    """Ansible's own judge of argument specs, one variable at a time, so that each error names its variable."""
+    faults = []
+    for name, option in data.role_options(role).items():
+        if name not in names or name == "vllm_services":
+            continue
+        value = inventory.get(host, name)
+        if value is None:
+            continue
+        result = ArgumentSpecValidator({name: {**_spec(option), "required": False}}).validate({name: value})
+        secret = option.get("no_log", False)
+        for error in result.error_messages:
+            shown = "a secret" if secret else repr(value)[:80]
+            reason = "it has the wrong type" if secret else str(error)
+            faults.append(("wrong-type", f"{name} is {shown}: {reason}", _first_line(option.get("description", ""))))
+    return faults
+
+
+def _spec(option: Mapping[str, Any]) -> dict[str, Any]:
+    """An option of an argument spec as ArgumentSpecValidator takes it: without the words for people."""
+    drop: Callable[[str], bool] = lambda key: key in ("description", "version_added", "default")  # noqa: E731
+    spec = {key: value for key, value in option.items() if not drop(key)}
+    if isinstance(spec.get("options"), dict):
+        spec["options"] = {name: _spec(inner) | ({"default": inner["default"]} if "default" in inner else {}) for name, inner in spec["options"].items()}
+    return spec
+
+
+def _fleet_type_faults(inventory: Inventory, host: str, names: list[str]) -> list[tuple[str, str, str]]:
+    faults = []
+    for name, kind in FLEET_VARIABLES.items():
+        value = inventory.get(host, name) if name in names else None
+        if value is None or name == "fleet_plan":
+            continue
+        if not ArgumentSpecValidator({name: {"type": kind}}).validate({name: value}).error_messages:
+            continue
+        faults.append(("wrong-type", f"{name} is {value!r}", f"It must be of type {kind}"))
+    return faults
+
+
+def _first_line(description: str | list[str]) -> str:
+    text = description[0] if isinstance(description, list) else description
+    return " ".join(str(text).split())
