@@ -15,7 +15,7 @@ from .names import CACHE_ROOT
 from .shell import PATH
 from .state import locked
 
-SCHEMA = 3  # count up when anything below changes what a base holds
+SCHEMA = 4  # count up when anything below changes what a base holds
 # A bare Debian with SSH, as an installer leaves it. What the roles need beyond this they must bring themselves.
 # python3-apt is part of Debian's standard system; without it Ansible's apt module cannot run in check mode.
 PACKAGES = ("systemd", "systemd-sysv", "openssh-server", "python3", "python3-apt", "iproute2", "ca-certificates", "procps")
@@ -64,8 +64,6 @@ def ensure(suite: str, settings: MachineSettings, say) -> Path:
         building = Path(tempfile.mkdtemp(prefix=f".building-{suite}-", dir=CACHE_ROOT))
         try:
             _bootstrap(suite, building / "root", settings)
-            # Package lists are not kept. Ansible's apt judges them by their folder's age and would take none for fresh.
-            os.utime(building / "root/var/lib/apt/lists", (0, 0))
             os.rename(building / "root", wanted)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -96,6 +94,7 @@ def _bootstrap(suite: str, root: Path, settings: MachineSettings) -> None:
             *("unshare", "--mount", "--fork", "--kill-child", "--"),
             *("mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", f"--include={','.join(PACKAGES)}"),
             "--dpkgopt=force-unsafe-io",
+            "--skip=cleanup/apt/lists",  # an installed system has its package lists, and check mode cannot fetch any
             f"--aptopt={options}",
             *(f'--setup-hook=install -D -m 0644 "{path}" "$1{path}"' for path in settings.apt.keyrings),
             *(f'--setup-hook=install -D -m 0600 "{path}" "$1{path}"' for path in settings.apt.logins),
