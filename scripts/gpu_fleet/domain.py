@@ -5,6 +5,7 @@ What a lock or a version is, is written once, in plugins/module_utils, since hos
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def data(name: str) -> Any:
     """The content of data/NAME.yml."""
     with open(COLLECTION / "data" / f"{name}.yml", encoding="utf-8") as handle:
         return yaml.safe_load(handle)
+
+
+@functools.cache
+def data_cached(name: str) -> Any:
+    """`data`, read once a run."""
+    return data(name)
 
 
 def uv_binary() -> str:

@@ -51,6 +51,7 @@ class Recipe:
     engine_by: str
     special: Mapping[str, str]  # requirement -> name of the index that is asked when pip's own places lack it
     leave_out: tuple[str, ...]
+    constraints: tuple[str, ...]  # bounds that the engine's own metadata lacks
     metadata_wheel: str | None
     kernels: Mapping[str, str]  # package -> pattern of its version
     kernels_follow: str
@@ -70,7 +71,7 @@ def _release(versions: Mapping[str, Any], version: str) -> Mapping[str, Any]:
 
 
 def recipe(
-    versions: Mapping[str, Any], version: str, accelerator: str, python: str, architecture: str, engine: str | None = None
+    versions: Mapping[str, Any], version: str, accelerator: str, *, python: str, architecture: str = "x86_64", engine: str | None = None
 ) -> Recipe:
     """The recipe for one lock; `engine` names one of the entry's alternatives. Raises RecipeError."""
     release = _release(versions, version)
@@ -103,6 +104,7 @@ def recipe(
         engine_by=package["by"],
         special=special,
         leave_out=tuple(sorted(entry.get("leave_out", ()))),
+        constraints=tuple(entry.get("constraints", ())),
         metadata_wheel=f"{package['metadata_for']}=={version}+{accelerator}" if "metadata_for" in package else None,
         kernels=kernels["packages"],
         kernels_follow=kernels["follows"],
@@ -132,7 +134,7 @@ class Resolver:
 
     def locate(self, requirement: str, index: str) -> str | None:
         """Find where a requirement comes from and remember it. Returns None, or why it was not found."""
-        name = requirement.split("==")[0]
+        name = requirement.split("==", maxsplit=1)[0]
         found = self._compile([requirement], uv_environment(self.settings), "--no-deps")
         if not isinstance(found, str):
             path = local_path(_one_wheel(found[0], self.plan)[0])
@@ -165,12 +167,13 @@ class Resolver:
         """Packages, or uv's reason why not."""
         (self.folder / "pyproject.toml").write_text(_project(requirements, self.from_index), encoding="utf-8")
         (self.folder / "leave-out.txt").write_text("\n".join(self.plan.leave_out) + "\n", encoding="utf-8")
+        (self.folder / "constraints.txt").write_text("\n".join(self.plan.constraints) + "\n", encoding="utf-8")
         output = self.folder / "pylock.toml"
         output.unlink(missing_ok=True)
         command = [
             domain.uv_binary(), "pip", "compile", "pyproject.toml", "--quiet", "--no-header", "--only-binary", ":all:",
             "--python-version", self.plan.python, "--python-platform", f"{self.plan.architecture}-manylinux_{self.plan.glibc.replace('.', '_')}",
-            "--excludes", "leave-out.txt", "--format", "pylock.toml", "--output-file", output.name, *options,
+            "--excludes", "leave-out.txt", "--constraints", "constraints.txt", "--format", "pylock.toml", "--output-file", output.name, *options,
         ]  # fmt: skip
         kept = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "VIRTUAL_ENV")}
         run = subprocess.run(command, cwd=self.folder, env={**kept, **environment}, capture_output=True, text=True, check=False)
@@ -325,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     for minor in minors:
         try:
-            plan = recipe(versions, given.version, given.accelerator, minor, given.arch, given.engine)
+            plan = recipe(versions, given.version, given.accelerator, python=minor, architecture=given.arch, engine=given.engine)
             lock = make(plan, versions["indices"])
         except (RecipeError, FileNotFoundError) as error:
             print(f"lock: {error}", file=sys.stderr)
