@@ -1,0 +1,71 @@
+#!/usr/bin/python
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: probe
+short_description: Ask a vLLM server for one token and check the answer
+description:
+  - An authenticated completion of one token with a deadline. C(/health) proves nothing: it says 200 while every request hangs.
+author: The gpu_fleet authors
+options:
+  url:
+    description: Base URL of the API, such as V(http://10.0.0.1:8000).
+    type: str
+    required: true
+  model:
+    description: A served model name.
+    type: str
+    required: true
+  api_key:
+    description: Key of the service.
+    type: str
+    required: true
+  deadline:
+    description: Seconds to wait for the answer.
+    type: float
+    default: 60
+attributes:
+  check_mode: {description: Asks in check mode too; it changes nothing., support: full}
+  diff_mode: {description: Changes nothing., support: none}
+"""
+
+EXAMPLES = r"""
+- name: Ask for one token
+  gpu_fleet.vllm.probe:
+    url: http://10.0.0.1:8000
+    model: chat
+    api_key: "{{ key }}"
+"""
+
+RETURN = r"""
+seconds: {description: How long the answer took., returned: always, type: float}
+status: {description: HTTP status; 0 when there was no answer., returned: always, type: int}
+"""
+
+import os  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.probe import completion  # noqa: E402
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "model": {"type": "str", "required": True},
+            "api_key": {"type": "str", "required": True, "no_log": True},
+            "deadline": {"type": "float", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    p = module.params
+    answer = completion(p["url"], p["api_key"], p["model"], p["deadline"])
+    result = {"changed": False, "seconds": round(answer.seconds, 3), "status": answer.status}
+    if not answer.right:
+        fix = "The unit runs, but it does not serve. Its journal on all hosts of the replica says more: journalctl -u 'vllm@*'"
+        module.fail_json(msg=f"{os.uname().nodename}: the probe of {p['model']} failed: {answer.problem}. {fix}", **result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

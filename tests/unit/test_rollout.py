@@ -1,0 +1,60 @@
+"""Which replica may be started or restarted when."""
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions
+
+PLAN = {
+    "services": {"chat": {"replicas": ["chat.0", "chat.1"]}},
+    "replicas": {"chat.0": {"service": "chat", "hosts": ["a", "b"]}, "chat.1": {"service": "chat", "hosts": ["c", "d"]}},
+}
+
+
+def rank(instance, active="active", reasons=(), settled=None):
+    settled = (active == "active" and not reasons) if settled is None else settled
+    return {"item": {"instance": instance}, "active": active, "restart_reasons": list(reasons), "settled": settled}
+
+
+def results(**states):
+    made = {}
+    for host, state in states.items():
+        made[host] = [rank("chat.0" if host in "ab" else "chat.1", **state)]
+    return made
+
+
+WELL, OFF, OLD = {}, {"active": "inactive"}, {"reasons": ["it runs generation 1, wanted is 2"]}
+
+
+def test_nothing_to_do():
+    assert actions(PLAN, results(a=WELL, b=WELL, c=WELL, d=WELL)) == {"start": [], "restart": [], "refuse": []}
+
+
+def test_stopped_replicas_start():
+    assert actions(PLAN, results(a=OFF, b=OFF, c=OFF, d=OFF))["start"] == ["chat.0", "chat.1"]
+
+
+def test_a_changed_replica_restarts_while_the_other_serves():
+    assert actions(PLAN, results(a=OLD, b=OLD, c=WELL, d=WELL))["restart"] == ["chat.0"]
+    assert actions(PLAN, results(a=OLD, b=WELL, c=WELL, d=WELL))["restart"] == ["chat.0"]
+
+
+def test_the_last_serving_replica_is_not_restarted_unless_allowed():
+    last = results(a=OLD, b=OLD, c=OFF, d=OFF)
+    (message,) = actions(PLAN, last)["refuse"]
+    assert "vllm_service_allow_outage" in message
+    assert "generation 1" in message
+    assert actions(PLAN, last, allow_outage=True)["restart"] == ["chat.0"]
+
+
+def test_a_replica_with_a_dead_rank_serves_nobody_and_may_restart():
+    assert actions(PLAN, results(a=WELL, b=OFF, c=OFF, d=OFF))["restart"] == ["chat.0"]
+
+
+def test_a_replica_whose_hosts_are_not_all_here_is_not_touched():
+    for state in (OFF, OLD):
+        done = actions(PLAN, results(a=state))
+        assert done["start"] == done["restart"] == []
+        assert "b is not part of this run" in done["refuse"][0]
+    assert actions(PLAN, results(a=WELL)) == {"start": [], "restart": [], "refuse": []}
+
+
+def test_a_failed_host_has_no_result():
+    assert actions(PLAN, {"a": [{"item": {"instance": "chat.0"}, "failed": True}], "b": [rank("chat.0", "inactive")]})["refuse"]

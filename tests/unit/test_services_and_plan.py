@@ -1,0 +1,145 @@
+"""What `validate` refuses and what the planner answers: one test a kind of mistake of the issue's list."""
+
+import pytest
+import yaml
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan, services
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+
+LAYOUT = data.load("ports")
+
+
+def host(name, number, **more):
+    known = {"system": "debian-12", "python": "3.11", "architecture": "x86_64", "accelerator": "cu130", "version": "0.26.0", "gpus": 8}
+    return plan.Host(name=name, address=f"198.51.100.{number}", ports=(40000, 60999), **{**known, **more})
+
+
+def fleet(count=2, **more):
+    hosts = {f"gpu-0{n}": host(f"gpu-0{n}", n, **more) for n in range(1, count + 1)}
+    return plan.Fleet(hosts=hosts, others=["gw-01"], watchers=["198.51.100.200"], models=["m"], model_path="/var/lib/vllm/models", port_layout=LAYOUT)
+
+
+def judge(text, where=None):
+    read, found = services.read(yaml.safe_load(text))
+    made, more = plan.build(read, where or fleet())
+    return made, found + more
+
+
+def ids(found):
+    return [finding.id for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "id_", "words"),
+    [
+        ("[{name: a, model: m, gpu: [0]}]", "unknown-key", ["'gpu'", "gpus"]),
+        ("[{model: m}]", "missing-key", ["name"]),
+        ("[{name: a}]", "missing-key", ["model"]),
+        ("[{name: A_b, model: m}]", "wrong-type", ["'A_b'"]),
+        ("[{name: a, model: m, hosts_per_replica: two}]", "wrong-type", ["'two'", "whole number"]),
+        ("[{name: a, model: m, gpus: [0, 0]}]", "wrong-type", ["[0, 0]"]),
+        ("[{name: a, model: m, port_base: 80}]", "wrong-type", ["80", "1024"]),
+        ("[{name: a, model: m, clients: [example.org]}]", "wrong-type", ["example.org"]),
+        ("[{name: a, model: m, env: {'A B': 1}}]", "wrong-type", ["A B"]),
+        ("[a]", "wrong-type", ["'a'"]),
+        ("{name: a}", "wrong-type", ["dict"]),
+        ("[{name: a, model: m, hosts: [gpu-01]}, {name: a, model: m, hosts: [gpu-02]}]", "name-taken", ["1 and 2"]),
+        ("[{name: a, model: m, hosts_per_replica: 2, replicas_per_host: 2}]", "replica-shape", ["both"]),
+        ("[{name: a, model: m, hosts: [gpu-1]}]", "unknown-host", ["gpu-1", "Did you mean gpu-01"]),
+        ("[{name: a, model: m, hosts: [gw-01]}]", "host-not-gpu", ["gw-01", "gpu_hosts"]),
+        ("[{name: a, model: m, hosts: [gpu-01, gpu-02], hosts_per_replica: 3}]", "replica-size", ["2 hosts", "3"]),
+        ("[{name: a, model: m, replicas_per_host: 3}]", "replica-size", ["8 GPUs", "3 replicas"]),
+        ("[{name: a, model: x}]", "unknown-model", ["x", "Known: m"]),
+        ("[{name: a, model: m, gpus: [8]}]", "gpu-missing", ["GPU 8", "has 8"]),
+        ("[{name: a, model: m, gpus: [0, 1], args: {tensor-parallel-size: 4}}]", "world-size", ["tensor 4", "2 GPUs"]),
+        ("[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 2}}]", "data-parallel-hosts", ["2 hosts"]),
+        ("[{name: a, model: m, args: {trust-remote-code: true}}]", "remote-code", ["allow_remote_code"]),
+        ("[{name: a, model: m, port_base: 41000}]", "port-ephemeral", ["41000", "40000-60999"]),
+        ("[{name: a, model: m, gpus: [0, 1]}, {name: b, model: m, gpus: [1, 2], port_base: 8100}]", "gpu-taken", ["GPU 1", "a.0", "b.0"]),
+        ("[{name: a, model: m, gpus: [0]}, {name: b, model: m, gpus: [1], port_base: 8015}]", "port-taken", ["8015 to 8030", "gpu-01"]),
+        ("[{name: a, model: m, port_base: 65520, replicas_per_host: 2}]", "port-range", ["65551"]),
+    ],
+)
+def test_refused(text, id_, words):
+    _, found = judge(text)
+    matching = [f for f in found if f.id == id_]
+    assert matching, ids(found)
+    for word in words:
+        assert any(word in str(f) for f in matching), (word, [str(f) for f in matching])
+    assert all(f.fix for f in found)
+
+
+def test_all_mistakes_at_once():
+    _, found = judge("[{name: a, model: x, hosts: [nope], gpuz: 1, port_base: two}, {name: b, model: m, hosts: [gw-01]}]")
+    assert {"unknown-key", "wrong-type", "unknown-host", "unknown-model", "host-not-gpu"} <= set(ids(found))
+
+
+def test_mixed_releases_in_one_replica():
+    hosts = {"gpu-01": host("gpu-01", 1), "gpu-02": host("gpu-02", 2, version="0.33.0")}
+    _, found = judge("[{name: a, model: m, hosts_per_replica: 2}]", plan.Fleet(hosts=hosts, models=["m"], port_layout=LAYOUT))
+    assert "mixed-replica" in ids(found)
+
+
+def test_gpus_unknown_and_on_cpu():
+    assert "gpus-unknown" in ids(judge("[{name: a, model: m}]", fleet(gpus=None))[1])
+    assert "gpus-on-cpu" in ids(judge("[{name: a, model: m, gpus: [0]}]", fleet(accelerator="cpu"))[1])
+
+
+def test_two_hosts_on_cpu_become_a_pipeline():
+    made, found = judge("[{name: chat, model: m, hosts_per_replica: 2}]", fleet(accelerator="cpu", gpus=None))
+    assert not found
+    head, worker = (made["hosts"][name]["instances"][0]["config"] for name in ("gpu-01", "gpu-02"))
+    assert (head["tensor-parallel-size"], head["pipeline-parallel-size"]) == (1, 2)
+    assert head["master-addr"] == worker["master-addr"] == "198.51.100.1"
+    assert (head["node-rank"], worker["node-rank"]) == (0, 1)
+    assert "headless" not in head
+    assert worker["headless"] is True
+    assert head["model"] == "/var/lib/vllm/models/m"
+
+
+@pytest.mark.parametrize(
+    ("text", "tensor", "pipeline"),
+    [
+        ("{}", 8, 1),
+        ("{hosts_per_replica: 2}", 8, 2),
+        ("{gpus: [0, 1, 2, 3]}", 4, 1),
+        ("{replicas_per_host: 4}", 2, 1),
+        ("{args: {tensor-parallel-size: 2, pipeline-parallel-size: 4}}", 2, 4),
+        ("{args: {pipeline-parallel-size: 1}, gpus: [0]}", 1, 1),
+        ("{args: {data-parallel-size: 2}}", 4, 1),
+        ("{hosts_per_replica: 2, args: {tensor-parallel-size: 16}}", 16, 1),
+    ],
+)
+def test_sizes(text, tensor, pipeline):
+    made, found = judge(yaml.safe_dump([{"name": "a", "model": "m", **yaml.safe_load(text)}]))
+    assert not found, [str(f) for f in found]
+    assert (made["replicas"]["a.0"]["tensor"], made["replicas"]["a.0"]["pipeline"]) == (tensor, pipeline)
+
+
+def test_replicas_on_one_host_share_neither_gpu_nor_port():
+    made, found = judge("[{name: a, model: m, hosts: [gpu-01], replicas_per_host: 2}]")
+    assert not found
+    first, second = made["hosts"]["gpu-01"]["instances"]
+    assert first["env"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert second["env"]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert first["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert second["config"]["port"] - first["config"]["port"] == LAYOUT["stride"]
+
+
+def test_openings_admit_ranks_only_from_peers():
+    made, _ = judge("[{name: a, model: m, hosts_per_replica: 2, clients: [192.0.2.0/24]}]", fleet(3 - 1))
+    api, ranks = made["hosts"]["gpu-01"]["openings"]
+    assert api["from"] == ["192.0.2.0/24", "198.51.100.200", "198.51.100.2"]
+    assert ranks["from"] == ["198.51.100.2"]
+    assert "40000-60999" in ranks["ports"]
+    (worker,) = made["hosts"]["gpu-02"]["openings"]
+    assert worker["from"] == ["198.51.100.1"]
+
+
+def test_a_single_host_with_several_ranks_lets_nobody_in():
+    made, _ = judge("[{name: a, model: m, hosts: [gpu-01]}]")
+    assert [o["from"] for o in made["hosts"]["gpu-01"]["openings"] if o["name"].endswith("ranks")] == [[]]
+
+
+def test_plan_of_a_host_does_not_depend_on_other_hosts_of_other_replicas():
+    two = "[{name: a, model: m, hosts: [gpu-01, gpu-02]}]"
+    assert judge(two)[0]["hosts"]["gpu-01"] == judge(two, fleet(3))[0]["hosts"]["gpu-01"]
