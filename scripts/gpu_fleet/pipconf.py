@@ -38,18 +38,28 @@ class PipSettings:
     sources: tuple[str, ...] = field(default=(), compare=False)
 
 
-def config_files(environ: Mapping[str, str], prefix: str = sys.prefix, base_prefix: str = sys.base_prefix) -> list[Path]:
+def config_files(
+    environ: Mapping[str, str], prefix: str = sys.prefix, base_prefix: str = sys.base_prefix
+) -> list[Path]:
     """pip's configuration files, weakest first: machine, user, interpreter, then the one PIP_CONFIG_FILE names."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return []
     home = Path(environ.get("HOME") or "~").expanduser()
-    xdg_machine = [Path(folder) / "pip" / "pip.conf" for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":") if folder]
+    xdg_machine = [
+        Path(folder) / "pip" / "pip.conf" for folder in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":") if folder
+    ]
     xdg_user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     # Inside a virtual environment pip reads that environment's file; the base interpreter's is kept too, since the
     # environment here is a tool of ours and the machine's owner configured the base.
     interpreter = [Path(base_prefix) / "pip.conf"] + ([Path(prefix) / "pip.conf"] if prefix != base_prefix else [])
-    files = [*reversed(xdg_machine), Path("/etc/pip.conf"), home / ".pip" / "pip.conf", xdg_user / "pip" / "pip.conf", *interpreter]
+    files = [
+        *reversed(xdg_machine),
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        xdg_user / "pip" / "pip.conf",
+        *interpreter,
+    ]
     return files + ([Path(named)] if named else [])
 
 
@@ -66,7 +76,9 @@ def _from_files(files: Iterable[Path]) -> tuple[dict[str, str], list[str]]:
         try:
             parser.read_string(text)
         except configparser.Error as error:
-            raise ValueError(f"{path}: not a pip configuration file ({error}); repair it, pip itself would refuse it too") from error
+            raise ValueError(
+                f"{path}: not a pip configuration file ({error}); repair it, pip itself would refuse it too"
+            ) from error
         read.append(str(path))
         for section in SECTIONS:
             if parser.has_section(section):

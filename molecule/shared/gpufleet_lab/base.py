@@ -18,7 +18,16 @@ from .state import locked
 SCHEMA = 4  # count up when anything below changes what a base holds
 # A bare Debian with SSH, as an installer leaves it. What the roles need beyond this they must bring themselves.
 # python3-apt is part of Debian's standard system; without it Ansible's apt module cannot run in check mode.
-PACKAGES = ("systemd", "systemd-sysv", "openssh-server", "python3", "python3-apt", "iproute2", "ca-certificates", "procps")
+PACKAGES = (
+    "systemd",
+    "systemd-sysv",
+    "openssh-server",
+    "python3",
+    "python3-apt",
+    "iproute2",
+    "ca-certificates",
+    "procps",
+)
 # They would wait for hardware or names a lab host does not have, or start work nobody asked for.
 MASKED = (
     "apt-daily.timer",
@@ -40,7 +49,9 @@ MASKED = (
 
 def key(suite: str, settings: MachineSettings) -> str:
     """Digest of all that decides what a base holds: another mirror or certificate makes another base."""
-    digest = hashlib.sha256(repr((SCHEMA, suite, PACKAGES, MASKED, settings.apt.sources, settings.apt.options)).encode())
+    digest = hashlib.sha256(
+        repr((SCHEMA, suite, PACKAGES, MASKED, settings.apt.sources, settings.apt.options)).encode()
+    )
     for path in (*settings.apt.keyrings, *settings.apt.logins, *settings.certificates):
         digest.update(str(path).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
@@ -92,7 +103,13 @@ def _bootstrap(suite: str, root: Path, settings: MachineSettings) -> None:
         command = [
             # A mount namespace of its own: what a killed mmdebstrap had mounted goes with it.
             *("unshare", "--mount", "--fork", "--kill-child", "--"),
-            *("mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", f"--include={','.join(PACKAGES)}"),
+            *(
+                "mmdebstrap",
+                "--mode=root",
+                "--variant=minbase",
+                "--format=directory",
+                f"--include={','.join(PACKAGES)}",
+            ),
             "--dpkgopt=force-unsafe-io",
             "--skip=cleanup/apt/lists",  # an installed system has its package lists, and check mode cannot fetch any
             f"--aptopt={options}",
@@ -108,10 +125,18 @@ def _bootstrap(suite: str, root: Path, settings: MachineSettings) -> None:
         ]
         with open(log, "w", encoding="utf-8") as stream:
             done = subprocess.run(
-                command, stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False, env={**os.environ, "PATH": PATH, "TMPDIR": "/tmp"}
+                command,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                check=False,
+                env={**os.environ, "PATH": PATH, "TMPDIR": "/tmp"},
             )
     if done.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        first = next((line for line in lines if line.startswith(("E:", "Err", "dpkg: error", "unshare:"))), lines[-1] if lines else "")
+        first = next(
+            (line for line in lines if line.startswith(("E:", "Err", "dpkg: error", "unshare:"))),
+            lines[-1] if lines else "",
+        )
         kind = UsageError if "Operation not permitted" in first and "unshare" in first else LabError
         raise kind(f"mmdebstrap could not make Debian {suite}: {first} (log: {log})")

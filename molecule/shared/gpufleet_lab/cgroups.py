@@ -37,7 +37,11 @@ def _make(root: Path, kind: str, group: str) -> Path:
         folder.mkdir(exist_ok=True)
         for name in ("cpuset.cpus", "cpuset.mems"):
             # A new version-1 cpuset is empty, and no process may enter it before it is given CPUs and memory.
-            if (folder / name).exists() and not (folder / name).read_text(encoding="ascii").strip() and kind == "cgroup":
+            if (
+                (folder / name).exists()
+                and not (folder / name).read_text(encoding="ascii").strip()
+                and kind == "cgroup"
+            ):
                 (folder / name).write_text((parent / name).read_text(encoding="ascii"), encoding="ascii")
     return folder
 

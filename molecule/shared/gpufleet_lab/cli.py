@@ -26,15 +26,29 @@ def _bind(text: str) -> Bind:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lab.py", description="Booted Debian hosts on this machine, for tests and for the demo.")
+    parser = argparse.ArgumentParser(
+        prog="lab.py", description="Booted Debian hosts on this machine, for tests and for the demo."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     up = verbs.add_parser("up", help="make a lab, or what is missing of it; prints the path of its Ansible inventory")
     up.add_argument("name")
     up.add_argument("--host", action="append", required=True, help="a host's name; once for each host")
-    up.add_argument("--bind", action="append", default=[], type=_bind, metavar="SOURCE:TARGET", help="a folder every host sees, read-only")
+    up.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        type=_bind,
+        metavar="SOURCE:TARGET",
+        help="a folder every host sees, read-only",
+    )
     up.add_argument("--no-nat", action="store_true", help="give the hosts no way out of the lab")
     up.add_argument("--suite", help="Debian release of the hosts; default: this machine's")
+
+    base = verbs.add_parser(
+        "base", help="make the root file system that hosts stand on, ahead of time; prints its path"
+    )
+    base.add_argument("--suite", help="Debian release; default: this machine's")
 
     down = verbs.add_parser("down", help="remove a lab, whole or half made")
     down.add_argument("name", nargs="?")
@@ -44,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     for verb, text in (("path", "the folder with a lab's files"), ("inventory", "print a lab's Ansible inventory")):
         verbs.add_parser(verb, help=text).add_argument("name")
 
-    count = verbs.add_parser("counters", help="what left the lab, as JSON: packets to addresses outside it since the last reset")
+    count = verbs.add_parser(
+        "counters", help="what left the lab, as JSON: packets to addresses outside it since the last reset"
+    )
     count.add_argument("name")
     count.add_argument("--reset", action="store_true", help="print, then count from zero")
 
@@ -64,9 +80,11 @@ def _up(args: argparse.Namespace) -> int:
     if len(set(wanted)) != len(wanted) or len(wanted) > 200:
         raise UsageError("each --host needs a name of its own, and a lab has room for 200")
     try:
-        lab = labs.up(args.name, CHECKOUT, wanted, tuple(args.bind), not args.no_nat, args.suite)
+        lab = labs.up(labs.Request(args.name, CHECKOUT, wanted, tuple(args.bind), not args.no_nat, args.suite))
     except KeyboardInterrupt:
-        labs.say(f"interrupted: lab {args.name} is half made; `lab.py down {args.name}` removes it, `up` goes on with it")
+        labs.say(
+            f"interrupted: lab {args.name} is half made; `lab.py down {args.name}` removes it, `up` goes on with it"
+        )
         return 130
     print(lab.names.folder / "inventory.yml")
     return 0
@@ -92,7 +110,9 @@ def _list(_: argparse.Namespace) -> int:
         lab = load(LabNames(lab_id))
         if lab:
             running = sum(hosts.supervisor(lab, host) is not None for host in lab.hosts)
-            print(f"{lab.name}\t{lab.subnet}\t{running}/{len(lab.hosts)} running: {' '.join(lab.hosts)}\t{lab.checkout}")
+            print(
+                f"{lab.name}\t{lab.subnet}\t{running}/{len(lab.hosts)} running: {' '.join(lab.hosts)}\t{lab.checkout}"
+            )
     return 0
 
 
@@ -103,7 +123,11 @@ def _exec(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("exec NAME HOST -- COMMAND: the command is missing")
-    ssh = [*hosts.ssh_command(lab, args.host), *(["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []), shlex.join(command)]
+    ssh = [
+        *hosts.ssh_command(lab, args.host),
+        *(["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []),
+        shlex.join(command),
+    ]
     os.execvp(ssh[0], ssh)
 
 
@@ -114,6 +138,9 @@ def _run(args: argparse.Namespace) -> int:
     verbs = {"up": _up, "down": _down, "list": _list, "exec": _exec}
     if args.verb in verbs:
         return verbs[args.verb](args)
+    if args.verb == "base":
+        print(labs.prepare_base(args.suite))
+        return 0
     lab = labs.find(args.name, CHECKOUT)
     if args.verb == "path":
         print(lab.names.folder)

@@ -40,7 +40,9 @@ def ensure_root(lab: Lab, host: str, base: Path) -> Path:
         try:
             run(["mount", "-t", "overlay", "-o", options, f"gpufleet-{host}", str(root)])
         except LabError as error:
-            raise UsageError(f"{host}: no overlay can be mounted below {folder}, which a lab host needs: {error}") from error
+            raise UsageError(
+                f"{host}: no overlay can be mounted below {folder}, which a lab host needs: {error}"
+            ) from error
     if not (folder / "prepared").exists():
         _prepare(lab, host, root)
         (folder / "prepared").touch()
@@ -49,7 +51,11 @@ def ensure_root(lab: Lab, host: str, base: Path) -> Path:
 
 def _prepare(lab: Lab, host: str, root: Path) -> None:
     """What an installer would have asked: name, address, resolver, keys."""
-    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback", *(f"{lab.address(name)} {name}" for name in lab.hosts)]
+    lines = [
+        "127.0.0.1 localhost",
+        "::1 localhost ip6-localhost ip6-loopback",
+        *(f"{lab.address(name)} {name}" for name in lab.hosts),
+    ]
     gateway = f"Gateway={lab.gateway}\n" if lab.nat else ""
     files = {
         "etc/hostname": f"{host}\n",
@@ -102,7 +108,10 @@ def ensure_keys(lab: Lab) -> None:
         if not path.with_suffix(".pub").exists():
             path.unlink(missing_ok=True)
             run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)])
-    known = [f"{lab.address(host)},{host} {(lab.folder(host) / 'hostkey.pub').read_text(encoding='utf-8').strip()}" for host in lab.hosts]
+    known = [
+        f"{lab.address(host)},{host} {(lab.folder(host) / 'hostkey.pub').read_text(encoding='utf-8').strip()}"
+        for host in lab.hosts
+    ]
     write_atomically(lab.names.folder / "known_hosts", "\n".join(known) + "\n")
 
 
@@ -182,7 +191,14 @@ def ssh_options(lab: Lab) -> list[str]:
     """Options that keep the user's own SSH configuration and known hosts out of it."""
     folder = lab.names.folder
     return [
-        *("-F", "/dev/null", "-o", f"UserKnownHostsFile={folder / 'known_hosts'}", "-o", "GlobalKnownHostsFile=/dev/null"),
+        *(
+            "-F",
+            "/dev/null",
+            "-o",
+            f"UserKnownHostsFile={folder / 'known_hosts'}",
+            "-o",
+            "GlobalKnownHostsFile=/dev/null",
+        ),
         *("-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"),
     ]
 
@@ -200,7 +216,9 @@ def wait_ready(lab: Lab, host: str) -> None:
         time.sleep(0.05)
     while not works([*ssh_command(lab, host), "systemctl is-system-running --wait | grep -qx -e running -e degraded"]):
         if time.monotonic() > end:
-            raise LabError(f"{host}: SSH answers, but the host has not booted within {BOOT_SECONDS:.0f} s{_console(lab, host)}")
+            raise LabError(
+                f"{host}: SSH answers, but the host has not booted within {BOOT_SECONDS:.0f} s{_console(lab, host)}"
+            )
         time.sleep(0.2)
 
 

@@ -9,13 +9,14 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import base, cgroups, hosts, machine, network
 from .errors import LabError, UsageError
 from .names import LabNames
 from .shell import PATH, run
-from .state import Bind, Lab, load, locked, machine_lock, save, write_atomically
+from .state import Bind, Lab, all_ids, load, locked, machine_lock, save, write_atomically
 
 # What a lab cannot do without, and the Debian package that brings it.
 TOOLS = {
@@ -45,25 +46,48 @@ def check_machine() -> None:
             f"missing on this machine: {', '.join(missing)}; scripts/bootstrap installs them (apt-get install {' '.join(sorted(set(missing.values())))})"
         )
     if not cgroups.hierarchies():
-        raise UsageError("no control group hierarchy is mounted below /sys/fs/cgroup: a lab host could not kill its own units")
+        raise UsageError(
+            "no control group hierarchy is mounted below /sys/fs/cgroup: a lab host could not kill its own units"
+        )
     try:
         run(["nft", "list", "tables"])
     except LabError as error:
         raise UsageError(f"nftables cannot be used here: {error}") from error
 
 
-def up(name: str, checkout: Path, wanted_hosts: tuple[str, ...], binds: tuple[Bind, ...], nat: bool, suite: str | None) -> Lab:
-    """Make the lab, or what is missing of it. Hosts that run are left alone."""
+@dataclass(frozen=True)
+class Request:
+    """A lab as it is asked for. `suite` None means this machine's own Debian release."""
+
+    name: str
+    checkout: Path
+    hosts: tuple[str, ...]
+    binds: tuple[Bind, ...] = ()
+    nat: bool = True
+    suite: str | None = None
+
+    @property
+    def names(self) -> LabNames:
+        return LabNames.of(self.name, self.checkout)
+
+
+def prepare_base(suite: str | None = None) -> Path:
+    """Make the root file system that hosts stand on, ahead of the time they are wanted."""
     check_machine()
     suite = suite or machine.debian_suite()
-    for bind in binds:
+    return base.ensure(suite, machine.settings(suite), say)
+
+
+def up(request: Request) -> Lab:
+    """Make the lab, or what is missing of it. Hosts that run are left alone."""
+    check_machine()
+    for bind in request.binds:
         if not Path(bind.source).is_dir():
             raise UsageError(f"--bind {bind.source}:{bind.target}: there is no folder {bind.source}")
-    names = LabNames.of(name, checkout)
-    with locked(names.lock, doing=f"lab {name}"):
+    with locked(request.names.lock, doing=f"lab {request.name}"):
         began = time.monotonic()
-        lab = _reserve(names, name, checkout, wanted_hosts, binds, nat, suite)
-        root = base.ensure(suite, machine.settings(suite), say)
+        lab = _reserve(request)
+        root = base.ensure(lab.suite, machine.settings(lab.suite), say)
         network.ensure_bridge(lab)
         network.ensure_rules(lab, say)
         hosts.ensure_keys(lab)
@@ -77,29 +101,30 @@ def up(name: str, checkout: Path, wanted_hosts: tuple[str, ...], binds: tuple[Bi
             list(pool.map(lambda host: hosts.wait_ready(lab, host), lab.hosts))
         write_inventory(lab)
         what = f"started {', '.join(fresh)}" if fresh else "was up already"
-        say(f"{name}: {what} ({time.monotonic() - began:.1f} s)")
+        say(f"{lab.name}: {what} ({time.monotonic() - began:.1f} s)")
     return lab
 
 
-def _reserve(names: LabNames, name: str, checkout: Path, wanted: tuple[str, ...], binds: tuple[Bind, ...], nat: bool, suite: str) -> Lab:
+def _reserve(request: Request) -> Lab:
     """Write down what this lab is to be, with a network nobody else has, before the first thing of it exists."""
+    names, suite = request.names, request.suite or machine.debian_suite()
     with machine_lock():
         lab = load(names)
         if lab is None:
             if names.folder.exists():
-                raise LabError(f"{names.folder} is the rest of a lab; `lab.py down {name}` removes it")
+                raise LabError(f"{names.folder} is the rest of a lab; `lab.py down {request.name}` removes it")
             # Every lab that is written down has its network, whether or not its bridge exists at this moment.
-            taken = [other.network for path in names.folder.parent.glob("*/lab.json") if (other := load(LabNames(path.parent.name)))]
-            subnet = network.choose(names.tag, [*network.networks_in_use(), *taken])
-            lab = Lab(names.lab_id, name, str(checkout), suite, str(subnet), nat, wanted, binds)
+            taken = [other.network for lab_id in all_ids() if (other := load(LabNames(lab_id)))]
+            subnet = str(network.choose(names.tag, [*network.networks_in_use(), *taken]))
+            checkout = str(request.checkout)
+            lab = Lab(names.lab_id, request.name, checkout, suite, subnet, request.nat, request.hosts, request.binds)
             save(lab)
-        asked = (suite, nat, wanted, binds)
-        if lab.wanted() != asked:
+        if lab.wanted() != (suite, request.nat, request.hosts, request.binds):
             raise UsageError(
-                f"lab {name} exists with other hosts or settings ({', '.join(lab.hosts)}; suite {lab.suite}, nat {lab.nat}, "
-                f"binds {[f'{b.source}:{b.target}' for b in lab.binds]}); `lab.py down {name}` removes it"
+                f"lab {lab.name} exists with other hosts or settings: {', '.join(lab.hosts)}; suite {lab.suite}, nat {lab.nat}, "
+                f"binds {[f'{bind.source}:{bind.target}' for bind in lab.binds]}; `lab.py down {lab.name}` removes it"
             )
-        if nat:
+        if lab.nat:
             network.ensure_forwarding()
     return lab
 
@@ -112,7 +137,9 @@ def _base_of(lab: Lab, host: str, root: Path) -> Path:
         write_atomically(record, str(root))
     known = Path(record.read_text(encoding="utf-8"))
     if not known.is_dir():
-        raise LabError(f"{host}: the root file system it stands on is gone ({known}); `lab.py down {lab.name}` and up again")
+        raise LabError(
+            f"{host}: the root file system it stands on is gone ({known}); `lab.py down {lab.name}` and up again"
+        )
     return known
 
 

@@ -40,7 +40,9 @@ class MachineSettings:
 
 def debian_suite(os_release: str = "/etc/os-release") -> str:
     """The code name this machine runs; bookworm elsewhere than on Debian."""
-    values = dict(line.split("=", 1) for line in Path(os_release).read_text(encoding="utf-8").splitlines() if "=" in line)
+    values = dict(
+        line.split("=", 1) for line in Path(os_release).read_text(encoding="utf-8").splitlines() if "=" in line
+    )
     name = values.get("VERSION_CODENAME", "").strip('"')
     return name if values.get("ID", "").strip('"') == "debian" and name else "bookworm"
 
@@ -74,7 +76,12 @@ def one_line_entry(line: str) -> dict[str, str] | None:
         return None
     options, uri, suite, components = match.groups()
     fields = {"Types": "deb", "URIs": uri, "Suites": suite, "Components": components}
-    names = {"signed-by": "Signed-By", "trusted": "Trusted", "arch": "Architectures", "check-valid-until": "Check-Valid-Until"}
+    names = {
+        "signed-by": "Signed-By",
+        "trusted": "Trusted",
+        "arch": "Architectures",
+        "check-valid-until": "Check-Valid-Until",
+    }
     for option in (options or "").split():
         key, _, value = option.partition("=")
         if key.lower() in names:
@@ -116,17 +123,23 @@ def apt_settings(suite: str, here: str | None = None, folder: Path = APT) -> Apt
     """apt as this machine uses it. UsageError when it has no source of Debian's."""
     entries = for_suite(_entries(folder), here or debian_suite(), suite)
     if not entries:
-        raise UsageError(f"no source of Debian's main component in {folder}/sources.list or sources.list.d: a lab host could not be made")
+        raise UsageError(
+            f"no source of Debian's main component in {folder}/sources.list or sources.list.d: a lab host could not be made"
+        )
     text = "\n\n".join("\n".join(f"{name}: {value}" for name, value in entry.items()) for entry in entries) + "\n"
     keys = [Path(word) for entry in entries for word in entry.get("Signed-By", "").split() if word.startswith("/")]
-    keys += [path for path in sorted((folder / "trusted.gpg.d").glob("*")) if not path.name.startswith("debian-archive-")]
+    keys += [
+        path for path in sorted((folder / "trusted.gpg.d").glob("*")) if not path.name.startswith("debian-archive-")
+    ]
     logins = sorted((folder / "auth.conf.d").glob("*.conf"))
     return AptSettings(text, _apt_options(), tuple(dict.fromkeys(key for key in keys if key.is_file())), tuple(logins))
 
 
 def _apt_options() -> str:
     """Proxy and checks of this machine's apt, and the proxy its environment names."""
-    lines = [line for line in run(["apt-config", "dump", "--format", '%F "%v";%n']).splitlines() if _FETCHING.match(line)]
+    lines = [
+        line for line in run(["apt-config", "dump", "--format", '%F "%v";%n']).splitlines() if _FETCHING.match(line)
+    ]
     lines = [line for line in lines if not line.endswith('"";')]
     for scheme in ("http", "https"):
         proxy = os.environ.get(f"{scheme}_proxy") or os.environ.get(f"{scheme.upper()}_PROXY")
@@ -167,7 +180,11 @@ def http_proxy() -> str | None:
 def uplink_mtu() -> int:
     """MTU of the interface with the default route: the hosts keep to it, or large packets would vanish behind it."""
     done = subprocess.run(
-        shlex.split("ip -o -4 route show default"), capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH}
+        shlex.split("ip -o -4 route show default"),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": PATH},
     )
     match = re.search(r"\bdev (\S+)", done.stdout)
     try:

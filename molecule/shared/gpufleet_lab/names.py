@@ -29,7 +29,9 @@ class LabNames:
     @classmethod
     def of(cls, name: str, checkout: Path) -> LabNames:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"'{name}' is no name for a lab: lower-case letters, digits, - and _, at most 40 characters")
+            raise UsageError(
+                f"'{name}' is no name for a lab: lower-case letters, digits, - and _, at most 40 characters"
+            )
         return cls(f"{name}-{_digest(str(checkout), 6)}")
 
     @property

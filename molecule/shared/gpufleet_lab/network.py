@@ -11,12 +11,16 @@ from . import machine
 from .errors import LabError, UsageError
 from .names import STATE_ROOT, LabNames
 from .shell import run, works
-from .state import Lab, load
+from .state import Lab, all_ids, load
 
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 REMEMBERED = STATE_ROOT / "ip_forward"
 # Candidates, all private: first the part of 10/8 that site networks rarely use, then 172.16/12.
-CANDIDATES = (ipaddress.IPv4Network("10.213.0.0/16"), ipaddress.IPv4Network("10.87.0.0/16"), ipaddress.IPv4Network("172.27.0.0/16"))
+CANDIDATES = (
+    ipaddress.IPv4Network("10.213.0.0/16"),
+    ipaddress.IPv4Network("10.87.0.0/16"),
+    ipaddress.IPv4Network("172.27.0.0/16"),
+)
 
 
 # -- choosing ---------------------------------------------------------------------------------------------------------
@@ -29,7 +33,11 @@ def networks_in_use() -> list[ipaddress.IPv4Network]:
         if route.get("dst", "default") != "default":
             used.append(ipaddress.IPv4Network(route["dst"], strict=False))
     for link in json.loads(run(["ip", "-j", "-4", "address"]) or "[]"):
-        used += [ipaddress.IPv4Network(f"{a['local']}/{a['prefixlen']}", strict=False) for a in link.get("addr_info", []) if "local" in a]
+        used += [
+            ipaddress.IPv4Network(f"{a['local']}/{a['prefixlen']}", strict=False)
+            for a in link.get("addr_info", [])
+            if "local" in a
+        ]
     for line in machine.resolv_conf().splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == "nameserver" and "." in words[1]:
@@ -46,7 +54,9 @@ def choose(tag: str, used: Iterable[ipaddress.IPv4Network]) -> ipaddress.IPv4Net
         for subnet in (*subnets[start:], *subnets[:start]):
             if not any(subnet.overlaps(other) for other in used):
                 return subnet
-    raise LabError("no free /24 is left in " + ", ".join(map(str, CANDIDATES)) + "; `lab.py list` shows the labs of this machine")
+    raise LabError(
+        "no free /24 is left in " + ", ".join(map(str, CANDIDATES)) + "; `lab.py list` shows the labs of this machine"
+    )
 
 
 # -- bridge -----------------------------------------------------------------------------------------------------------
@@ -56,7 +66,22 @@ def ensure_bridge(lab: Lab) -> None:
     bridge, address = lab.names.bridge, f"{lab.gateway}/{lab.network.prefixlen}"
     if not Path(f"/sys/class/net/{bridge}").exists():
         try:
-            run(["ip", "link", "add", bridge, "mtu", str(machine.uplink_mtu()), "type", "bridge", "forward_delay", "0", "stp_state", "0"])
+            run(
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    bridge,
+                    "mtu",
+                    str(machine.uplink_mtu()),
+                    "type",
+                    "bridge",
+                    "forward_delay",
+                    "0",
+                    "stp_state",
+                    "0",
+                ]
+            )
         except LabError as error:
             raise UsageError(f"this machine lets no bridge be made, which a lab needs: {error}") from error
     run(["ip", "address", "replace", address, "dev", bridge])
@@ -75,7 +100,9 @@ def ruleset(lab: Lab) -> str:
     """
     names, bridge, subnet = lab.names, lab.names.bridge, lab.network
     counters = "".join(f"  counter beyond_{number} {{ }}\n" for number in range(len(lab.hosts) + 1))
-    counted = "".join(f"    ip saddr {lab.address(host)} counter name beyond_{number + 1}\n" for number, host in enumerate(lab.hosts))
+    counted = "".join(
+        f"    ip saddr {lab.address(host)} counter name beyond_{number + 1}\n" for number, host in enumerate(lab.hosts)
+    )
     nat = f"    ip saddr {subnet} ip daddr != {subnet} masquerade\n" if lab.nat else ""
     forward = "" if lab.nat else f'    iifname "{bridge}" oifname != "{bridge}" drop\n'
     return f"""table inet {names.table} {{
@@ -114,7 +141,9 @@ def _foreign_forward_drops() -> list[tuple[str, str, str]]:
     return [
         (chain["family"], chain["table"], chain["name"])
         for chain in chains
-        if chain.get("hook") == "forward" and chain.get("policy") == "drop" and not chain["table"].startswith("gpufleet_")
+        if chain.get("hook") == "forward"
+        and chain.get("policy") == "drop"
+        and not chain["table"].startswith("gpufleet_")
     ]
 
 
@@ -123,7 +152,9 @@ def _pass_foreign_chains(lab: Lab, say) -> None:
     for family, table, chain in _foreign_forward_drops():
         if comment in run(["nft", "list", "chain", family, table, chain]):
             continue
-        say(f"the chain {family} {table} {chain} drops what is forwarded: a rule in it lets this lab pass until it is removed")
+        say(
+            f"the chain {family} {table} {chain} drops what is forwarded: a rule in it lets this lab pass until it is removed"
+        )
         for side in ("iifname", "oifname"):
             rule = f'insert rule {family} {table} {chain} {side} "{lab.names.bridge}" accept comment "{comment}"'
             run(["nft", "-f", "-"], stdin=rule + "\n")
@@ -147,7 +178,7 @@ def ensure_forwarding() -> None:
 
 def restore_forwarding() -> None:
     """Set ip_forward back when no lab is left that needs it. The caller holds the machine's lock."""
-    labs = [load(LabNames(path.parent.name)) for path in STATE_ROOT.glob("*/lab.json")]
+    labs = [load(LabNames(lab_id)) for lab_id in all_ids()]
     if REMEMBERED.exists() and not any(lab.nat for lab in labs if lab):
         IP_FORWARD.write_text(REMEMBERED.read_text(encoding="ascii"), encoding="ascii")
         REMEMBERED.unlink()
@@ -159,7 +190,9 @@ def restore_forwarding() -> None:
 def counters(lab: Lab, reset: bool = False) -> dict:
     """Packets and bytes sent beyond the lab since it came up or was last reset, in all and by host, and where to."""
     table = lab.names.table
-    found = json.loads(run(["nft", "-j", "list", "table", "inet", table], doing=f"reading the counters of lab {lab.name}"))["nftables"]
+    found = json.loads(
+        run(["nft", "-j", "list", "table", "inet", table], doing=f"reading the counters of lab {lab.name}")
+    )["nftables"]
     by_name = {item["counter"]["name"]: item["counter"] for item in found if "counter" in item}
     targets = next((item["set"].get("elem", []) for item in found if "set" in item), [])
     if reset:

@@ -15,7 +15,12 @@ PATH = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/local/sbin:/usr/sbin:/sb
 def run(command: Sequence[str], *, stdin: str | None = None, doing: str = "") -> str:
     """Run to the end and return what it printed. LabError with the last line of its complaint when it fails."""
     done = subprocess.run(
-        list(command), input=stdin, capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8"}
+        list(command),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8"},
     )
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).strip().splitlines() if line.strip()]
@@ -27,6 +32,8 @@ def run(command: Sequence[str], *, stdin: str | None = None, doing: str = "") ->
 def works(command: Sequence[str]) -> bool:
     """Whether a question put as a command is answered with yes."""
     return (
-        subprocess.run(list(command), capture_output=True, check=False, env={**os.environ, "PATH": PATH}, stdin=subprocess.DEVNULL).returncode
+        subprocess.run(
+            list(command), capture_output=True, check=False, env={**os.environ, "PATH": PATH}, stdin=subprocess.DEVNULL
+        ).returncode
         == 0
     )

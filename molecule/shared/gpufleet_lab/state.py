@@ -111,7 +111,9 @@ def locked(path: Path, patience: float = 900.0, doing: str = "") -> Iterator[Non
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise LabError(f"{doing or path.name}: another run has held {path} for {patience:.0f} s; wait for it or end it") from None
+                    raise LabError(
+                        f"{doing or path.name}: another run has held {path} for {patience:.0f} s; wait for it or end it"
+                    ) from None
                 time.sleep(0.1)
         yield
 

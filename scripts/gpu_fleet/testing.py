@@ -1,0 +1,200 @@
+"""scripts/test: the tiers, one step after the other.
+
+    scripts/test                 lint, unit, lab, e2e
+    scripts/test lint            one tier
+    scripts/test lab firewall    one scenario of molecule/
+    scripts/test unit -k plan    whatever pytest takes
+    scripts/test long            what takes too long for every day
+
+The last line is `N passed, M failed`: tests where a step runs tests (pytest counts them), the step itself where not.
+Exit status 0 only when all is well; 2 when used wrongly. Labs are removed whatever happens. Logs: .cache/logs/test.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from gpu_fleet.steps import LAB, LOGS, ROOT, Runner, Step, interruptible, undisturbed
+
+TIERS = ("lint", "unit", "lab", "e2e", "long")
+DAILY = TIERS[:4]
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+
+
+class Usage(Exception):
+    """Used wrongly; the message says how it is meant."""
+
+
+# -- counting -------------------------------------------------------------------------------------------------------------
+
+_SUMMARY = re.compile(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s", re.MULTILINE)
+
+
+def counted(step: Step) -> tuple[int, int]:
+    """Passed and failed tests of a step by pytest's closing lines; a step without any counts as one test itself."""
+    passed = failed = 0
+    for summary in _SUMMARY.findall(step.text()):
+        for number, word in re.findall(r"(\d+) (\w+)", summary):
+            passed += int(number) if word == "passed" else 0
+            failed += int(number) if word in ("failed", "error", "errors") else 0
+    if step.ok:
+        return max(passed, 1), 0
+    return passed, max(failed, 1)
+
+
+# -- tiers ----------------------------------------------------------------------------------------------------------------
+
+
+def scenarios() -> list[str]:
+    """Molecule's scenarios; the lab's own first, since all others stand on it."""
+    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    return sorted(names, key=lambda name: name != "lab")
+
+
+def shell_scripts() -> list[str]:
+    """Scripts of the repository that bash runs."""
+    files = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).glob("*") if path.is_file()]
+    return sorted(str(path) for path in files if path.read_bytes().startswith((b"#!/usr/bin/env bash", b"#!/bin/bash")))
+
+
+def lint(runner: Runner, names: list[str]) -> None:
+    refuse_names("lint", names)
+    commands = {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "yamllint": ["yamllint", "--strict", "."],
+        "ansible-lint": ["ansible-lint", "--offline", "--strict"],
+        "shell syntax": ["bash", "-n", *shell_scripts()],
+        "site.yml -i prod": ["ansible-playbook", "site.yml", "-i", "prod", "--syntax-check"],
+        "validate -i prod": ["ansible-playbook", "playbooks/validate.yml", "-i", "prod"],
+        "validate -i inventories/demo": ["ansible-playbook", "playbooks/validate.yml", "-i", "inventories/demo"],
+    }
+    for name, command in commands.items():
+        runner.run(f"lint {name}", command, timeout=300)
+
+
+def unit(runner: Runner, names: list[str]) -> None:
+    runner.run("unit", [*PYTEST, *(names or ["tests/unit"])], timeout=600)
+
+
+def lab(runner: Runner, names: list[str]) -> None:
+    known = scenarios()
+    if unknown := [name for name in names if name not in known]:
+        raise Usage(f"no scenario {', '.join(unknown)} in molecule/; there are {', '.join(known)}")
+    for name in names or known:
+        # What an interrupted run left is not what this one tests.
+        runner.run(f"clean {name}", lab_down(f"test-{name}"), timeout=120, quiet=True)
+        runner.steps.pop()
+        try:
+            step = runner.run(f"lab {name}", ["molecule", "test", "--scenario-name", name], timeout=900)
+            refuse_empty(runner, step, name)
+        finally:
+            with undisturbed():
+                runner.run(f"clean {name}", lab_down(f"test-{name}"), timeout=120, quiet=True)
+                runner.steps.pop()
+
+
+def refuse_empty(runner: Runner, step: Step, name: str) -> None:
+    """A scenario whose verify step ran no test proves nothing; molecule calls it a success."""
+    if step.ok and not _SUMMARY.search(step.text()):
+        runner.console.print(
+            f"  [red]FAILED[/red]  lab {name}: no test ran; tests/host/test_{name}.py has to hold some"
+        )
+        step.returncode = 1
+
+
+def e2e(runner: Runner, names: list[str]) -> None:
+    refuse_names("e2e", names)
+    from gpu_fleet import endtoend
+
+    endtoend.run(runner)
+
+
+def long(runner: Runner, names: list[str]) -> None:
+    runner.run("long", [*PYTEST, "-s", *(names or ["tests/long"])], timeout=6 * 3600)
+
+
+def lab_down(name: str) -> list[str]:
+    return [sys.executable, str(LAB), "down", name]
+
+
+def refuse_names(tier: str, names: list[str]) -> None:
+    if names:
+        raise Usage(f"the tier {tier} takes no name ({' '.join(names)})")
+
+
+RUN: dict[str, Callable[[Runner, list[str]], None]] = {"lint": lint, "unit": unit, "lab": lab, "e2e": e2e, "long": long}
+
+
+# -- the program ----------------------------------------------------------------------------------------------------------
+
+
+def chosen(arguments: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The tiers to run and the names for the one that was named."""
+    if not arguments:
+        return DAILY, []
+    if arguments[0] not in TIERS:
+        raise Usage(f"'{arguments[0]}' is no tier; scripts/test [{'|'.join(TIERS)}] [NAME]")
+    return (arguments[0],), arguments[1:]
+
+
+def totals(steps: Iterable[Step]) -> tuple[int, int]:
+    counts = [counted(step) for step in steps]
+    return sum(passed for passed, _ in counts), sum(failed for _, failed in counts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    runner = Runner(LOGS / "test")
+    try:
+        tiers, names = chosen(arguments)
+    except Usage as error:
+        runner.console.print(f"test: {error}", markup=False)
+        return 2
+    with open(runner.folder / ".lock", "w", encoding="utf-8") as lock, interruptible():
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            runner.console.print("test: another scripts/test runs in this checkout; wait for it or end it")
+            return 2
+        return _run(runner, tiers, names)
+
+
+def _run(runner: Runner, tiers: tuple[str, ...], names: list[str]) -> int:
+    began = time.monotonic()
+    interrupted = False
+    try:
+        for tier in tiers:
+            runner.console.print(f"[bold]{tier}[/bold]")
+            RUN[tier](runner, names)
+    except Usage as error:
+        runner.console.print(f"test: {error}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        interrupted = True
+        with undisturbed():
+            runner.stop()
+        runner.console.print("test: interrupted; what ran was ended and its labs were removed")
+    passed, failed = totals(runner.steps)
+    bad = [step.name for step in runner.steps if not step.ok]
+    if bad:
+        runner.console.print(f"failed: {', '.join(bad)} (logs: {_short(runner.folder)})")
+    runner.console.print(f"{time.monotonic() - began:.0f} s in all")
+    print(f"{passed} passed, {failed} failed", flush=True)
+    return 130 if interrupted else int(failed > 0 or passed == 0)
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
