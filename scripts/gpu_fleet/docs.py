@@ -1,0 +1,123 @@
+"""Generate the documents that repeat facts: one fact stands in one place, the rest is written from it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTE = "<!-- Written by scripts/docs. Change {source} instead. -->\n\n"
+
+
+def text(value: Any) -> str:
+    """A description as one text; argument specs allow a list of sentences. C(x), V(x), M(x) become code."""
+    joined = " ".join(value) if isinstance(value, list) else str(value)
+    for mark in "CVMO":
+        while f"{mark}(" in joined:
+            before, _, rest = joined.partition(f"{mark}(")
+            inner, _, after = rest.partition(")")
+            joined = f"{before}`{inner}`{after}"
+    return " ".join(joined.split())
+
+
+def cell(value: Any) -> str:
+    return text(value).replace("|", "\\|")
+
+
+def shown(value: Any) -> str:
+    """A default as YAML on one line."""
+    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).replace('...', '').strip()}`"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def kind(option: dict[str, Any]) -> str:
+    name = option.get("type", "str")
+    return f"{name} of {option['elements']}" if "elements" in option else name
+
+
+def option_rows(options: dict[str, Any], prefix: str = "") -> Iterator[list[str]]:
+    for name, option in options.items():
+        default = "required" if option.get("required") else shown(option.get("default"))
+        choices = f" One of {', '.join(f'`{c}`' for c in option['choices'])}." if "choices" in option else ""
+        yield [f"`{prefix}{name}`", kind(option), default, cell(option.get("description", "")) + choices]
+        yield from option_rows(option.get("options", {}), f"{prefix}{name}.")
+
+
+def role(folder: pathlib.Path) -> str:
+    spec = yaml.safe_load((folder / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
+    described = spec.get("description", [])
+    described = described if isinstance(described, list) else [described]
+    out = NOTE.format(source="meta/argument_specs.yml") + f"# gpu_fleet.vllm.{folder.name}\n\n{text(spec['short_description'])}.\n\n"
+    out += "".join(f"- {text(line)}\n" for line in described)
+    rows = list(option_rows(spec.get("options", {})))
+    return out + ("\n## Variables\n\n" + table(["variable", "type", "default", "meaning"], rows) if rows else "")
+
+
+def ports() -> str:
+    layout = yaml.safe_load((ROOT / "data/ports.yml").read_text())
+    rows = [[name, f"port_base + {port['offset']}", str(port["span"]), port["what"], port["from"]] for name, port in layout["offsets"].items()]
+    return (
+        NOTE.format(source="data/ports.yml")
+        + "# Ports\n\n"
+        + f"A replica takes a block of {layout['stride']} TCP ports, from its service's `port_base` on (default 8000). A second replica of the same service on the "
+        + f"same host begins {layout['stride']} further. Everything else that ranks open (gloo, NCCL, vLLM's queues) comes from the kernel's range, `nccl_port_range`.\n\n"
+        + table(["port", "number", "ports", "what", "who connects"], rows)
+    )
+
+
+def services() -> str:
+    sys.path.insert(0, str(ROOT / "collections"))
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils.services import KEYS
+
+    rows = [[f"`{name}`", "yes" if key.required else "", cell(key.description)] for name, key in KEYS.items()]
+    return (
+        NOTE.format(source="plugins/module_utils/services.py")
+        + "# A service\n\n`vllm_services` is a list; each entry is one served model.\n\n"
+        + table(["key", "required", "meaning"], rows)
+    )
+
+
+def releases() -> str:
+    known = yaml.safe_load((ROOT / "data/versions.yml").read_text())
+    locks = sorted(path.name for path in (ROOT / "locks").glob("*.lock"))
+    rows = []
+    for version, release in known["releases"].items():
+        for name, accelerator in release["accelerators"].items():
+            made = sorted({lock.split("-py")[1].split("-")[0] for lock in locks if lock.startswith(f"vllm-{version}-{name}-py")}, key=lambda p: int(p[1:]))
+            driver = (accelerator.get("min_driver") or {}).get("toolkit", "")
+            locked = ", ".join(f"3.{p[1:]}" for p in made) or "missing: scripts/lock has the recipe"
+            engine = accelerator["engine"]
+            rows.append([version, name, accelerator["status"], locked, f"{engine['package']} {engine['version']} by {engine['by']}", accelerator["torch"], driver])
+    head = ["vLLM", "accelerator", "status", "locks for Python", "engine", "torch", "driver, at least"]
+    default = f"Default on GPUs: {known['defaults']['cuda']}. Default on CPU: {known['defaults']['cpu']}.\n\n"
+    return NOTE.format(source="data/versions.yml") + "# Releases\n\n" + default + table(head, rows)
+
+
+def documents() -> dict[pathlib.Path, str]:
+    made = {folder / "README.md": role(folder) for folder in sorted((ROOT / "roles").iterdir()) if (folder / "meta/argument_specs.yml").exists()}
+    return made | {ROOT / "docs/ports.md": ports(), ROOT / "docs/services.md": services(), ROOT / "docs/releases.md": releases()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what is out of date")
+    check = parser.parse_args().check
+    stale = {path: content for path, content in documents().items() if not path.exists() or path.read_text() != content}
+    for path, content in stale.items():
+        print(f"{path.relative_to(ROOT)}: {'out of date, run scripts/docs' if check else 'written'}")
+        if not check:
+            path.write_text(content)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What the stand-in does: ranks that find each other over the store port, and a head that answers completions.
+
+Like the real one, it says nothing over HTTP until all ranks are there, wants the key, dies with its peers, and lets
+the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=TEXT makes rank N die at start.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import sys
+import threading
+import time
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, status, body):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def allowed(self):
+        return self.headers.get("Authorization") == f"Bearer {os.environ.get('VLLM_API_KEY')}"
+
+    def do_GET(self):
+        if self.path == "/health":
+            self.answer(200, {})
+        elif self.allowed():
+            self.answer(200, {"data": [{"id": self.server.names[0]}]})
+        else:
+            self.answer(401, {"error": "Unauthorized"})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.allowed():
+            self.answer(200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+        else:
+            self.answer(401, {"error": "Unauthorized"})
+
+    def log_message(self, *_):
+        """The journal is for what the tests look for."""
+
+
+def die_when_closed(connection):
+    while connection.recv(1):
+        pass
+    print("a rank went away", flush=True)
+    os._exit(0)
+
+
+def meet(arguments):
+    """Ranks hold one connection to the head's store port for as long as they live."""
+    if arguments.nnodes == 1:
+        return
+    if arguments.node_rank:
+        while True:
+            try:
+                connections = [socket.create_connection((arguments.master_addr, arguments.master_port), timeout=5)]
+                break
+            except OSError:
+                time.sleep(0.5)
+        connections[0].settimeout(None)
+    else:
+        store = socket.create_server(("", arguments.master_port))
+        connections = [store.accept()[0] for _ in range(arguments.nnodes - 1)]
+    for connection in connections:
+        threading.Thread(target=die_when_closed, args=(connection,), daemon=True).start()
+
+
+def run(arguments):
+    print(f"stand-in for vLLM, rank {arguments.node_rank} of {arguments.nnodes}", flush=True)
+    meet(arguments)
+    if os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank):
+        time.sleep(2)
+        try:
+            raise ValueError(os.environ["STANDIN_FAIL"])
+        finally:
+            print("RuntimeError: Engine core initialization failed. See root cause above.", file=sys.stderr, flush=True)
+    if arguments.headless:
+        threading.Event().wait()
+    server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
+    server.names = arguments.served_model_name
+    print("stand-in ready", flush=True)
+    server.serve_forever()
+
+
+def main():
+    from vllm.entrypoints.cli.serve import cmd_init
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    subparsers = (parser := FlexibleArgumentParser(prog="vllm")).add_subparsers(dest="subparser")
+    for command in cmd_init():
+        command.subparser_init(subparsers).set_defaults(dispatch_function=command.cmd)
+    arguments = parser.parse_args(sys.argv[1:])
+    arguments.dispatch_function(arguments)

@@ -1,0 +1,1 @@
+"""A stand-in for vLLM in tests: the same command line, no model. See server.py."""

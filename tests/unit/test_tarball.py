@@ -1,0 +1,51 @@
+"""The collection as others use it: built, listed, installed in an empty folder, and used by its full name there."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+from conftest import REPOSITORY
+
+BIN = os.path.dirname(sys.executable)
+
+
+def run(*command, cwd, env=None):
+    # Galaxy is never asked: the dependencies are in the package `ansible`.
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tarball(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("build")
+    run(f"{BIN}/ansible-galaxy", "collection", "build", "--output-path", str(folder), cwd=REPOSITORY)
+    (built,) = folder.glob("gpu_fleet-vllm-*.tar.gz")
+    return built
+
+
+def test_content(tarball):
+    with tarfile.open(tarball) as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert not [m.name for m in members if m.issym() or m.islnk()], "links"
+    assert not [n for n in names if n.endswith((".whl", ".safetensors", ".gguf", ".pyc"))]
+    assert not [n for n in names if n.split("/")[0] in ("collections", "prod", ".venv", ".git", ".cache", ".lab")]
+    assert not [n for n in names if ".secrets" in n or n.endswith("inventories/demo/lab.yml")]
+    assert {"data/versions.yml", "playbooks/site.yml", "roles/vllm_service/tasks/main.yml", "meta/runtime.yml"} <= set(names)
+    assert tarball.stat().st_size < 5_000_000
+
+
+def test_installed_elsewhere_it_validates_and_plans_by_full_name(tarball, tmp_path):
+    (tmp_path / "ansible.cfg").write_text("")
+    offline = {"ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"), "HOME": str(tmp_path)}
+    install = (f"{BIN}/ansible-galaxy", "collection", "install", "--offline", "--no-deps", "-p", str(tmp_path / "collections"), str(tarball))
+    run(*install, cwd=tmp_path, env=offline)
+    shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
+    for playbook in ("validate", "plan"):
+        said = run(f"{BIN}/ansible-playbook", f"gpu_fleet.vllm.{playbook}", "-i", "prod", cwd=tmp_path, env=offline)
+        assert "failed=0" in said
+    assert "pipeline-parallel-size: 2" in said or '"pipeline-parallel-size": 2' in said
