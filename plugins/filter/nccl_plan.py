@@ -14,7 +14,7 @@ options:
     type: dict
     required: true
   settings:
-    description: Host, address, interface, variables, port_range, reserved_ports, fixed_ports, gateway, service_uid.
+    description: Host, address, interface, variables, port_range, reserved_ports, fixed_ports and gateway.
     type: dict
     required: true
 """

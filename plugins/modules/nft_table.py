@@ -73,23 +73,13 @@ why:
 """
 
 import json
-import os
 import shutil
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import nftables
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, nftables
 
 NAME = [nftables.FAMILY, nftables.TABLE]
-
-
-def read(path):
-    """A file's text; empty when there is none."""
-    try:
-        with open(path, encoding="utf-8") as handle:
-            return handle.read()
-    except FileNotFoundError:
-        return ""
 
 
 def live_table(module, nft):
@@ -121,7 +111,7 @@ def find_obstacles(module, nft, openings):
     for tables, command in (("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")):
         save = shutil.which(f"{command}-save")
         # The kernel lists a table here only when old iptables made it; asking would make it.
-        if save and "filter" in read(f"/proc/net/{tables}").split():
+        if save and "filter" in (host_files.read(f"/proc/net/{tables}") or "").split():
             rc, out, err = module.run_command([save, "-t", "filter"])
             if rc:
                 fail(module, f"{command}-save: {err.strip()}")
@@ -132,27 +122,6 @@ def find_obstacles(module, nft, openings):
 def fail(module, text, **more):
     """End with an error that names the host."""
     module.fail_json(msg=f"{socket.gethostname()}: {text}", **more)
-
-
-def write(path, text):
-    """Write beside and rename; the folder is made when absent."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    beside = f"{path}.new"
-    with open(beside, "w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.chmod(beside, 0o644)
-    os.chown(beside, 0, 0)
-    os.replace(beside, path)
-
-
-def is_right(path, text):
-    """Whether the file has this text, is root's and is 0644."""
-    if read(path) != text:
-        return False
-    info = os.lstat(path)
-    return (info.st_mode & 0o7777, info.st_uid, info.st_gid) == (0o644, 0, 0) and not os.path.islink(path)
 
 
 def load(module, nft, path):
@@ -192,11 +161,11 @@ def main():
             obstacles=found,
         )
     wanted, live = as_the_kernel_prints_it(module, nft, text), live_table(module, nft)
-    why = [] if is_right(path, text) else [f"{path} was not as wanted"]
+    why = list(filter(None, [host_files.wrong(path, text)]))
     if live != wanted:
         why.append("the kernel had no such table" if not live else "the kernel's table was not as wanted")
     if why and not module.check_mode:
-        write(path, text)
+        host_files.write(path, text)
         if live != wanted:
             load(module, nft, path)
             if live_table(module, nft) != wanted:
@@ -208,7 +177,7 @@ def diff_of(path, text, live, wanted):
     """The kernel's table before and after; the file's when only that changes."""
     if live != wanted:
         return {"before": live, "after": wanted, "before_header": "kernel", "after_header": "kernel"}
-    return {"before": read(path), "after": text, "before_header": path, "after_header": path}
+    return {"before": host_files.read(path) or "", "after": text, "before_header": path, "after_header": path}
 
 
 if __name__ == "__main__":

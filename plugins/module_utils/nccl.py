@@ -1,0 +1,261 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Which interface NCCL uses, which ports the kernel gives it, and what stands in /etc/nccl.conf.
+
+Facts about NCCL are from its source (2.27.5 to 2.30.7): every socket binds port 0, so that
+net.ipv4.ip_local_port_range decides (src/misc/socket.cc); NCCL_SOCKET_IFNAME is a list of prefixes unless it begins
+with `=`, and a name that matches nothing is fatal (src/os/linux.cc); the file has KEY=VALUE lines without quotes or
+spaces, `#` only in the first column, and the first assignment of a key holds, since it is setenv(..., 0)
+(src/misc/param.cc). So the exact name is written NCCL_SOCKET_IFNAME==eth0.
+
+Pure: standard library, Python 3.9 and newer, no Ansible import. Data comes as arguments.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.nftables import PortRange, parse_ports
+
+CONF = "/etc/nccl.conf"
+BEGIN, END = "# BEGIN gpu_fleet", "# END gpu_fleet"
+
+# Ports in the range that are too few: each rank of each communicator opens several, and every other program's
+# outgoing connections draw from the same ones. On a gateway each proxied request is such a connection, and stays for
+# a minute in TIME_WAIT (tcp(7)): 20,000 allow 333 new ones a second to each backend.
+MINIMUM, MINIMUM_GATEWAY = 4000, 20000
+
+
+@dataclass
+class NcclPlan:
+    """What the role writes, and what it found wrong. `notes` are worth knowing and stop nothing."""
+
+    interface: Optional[str] = None
+    block: str = ""
+    sysctl: Dict[str, str] = field(default_factory=dict)
+    findings: List[Finding] = field(default_factory=list)
+    notes: List[Finding] = field(default_factory=list)
+
+
+def plan(network: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping[str, Any]) -> NcclPlan:
+    """Judge a host.
+
+    network   what module network_facts returned
+    settings  host (its name), address, interface (or None), variables, port_range, reserved_ports, fixed_ports,
+              gateway (bool)
+    known     data/nccl_variables.yml
+    """
+    host = settings["host"]
+    result = NcclPlan()
+    found = result.findings
+    result.interface = _interface(network["interfaces"], settings, found)
+    found.extend(judge_variables(settings["variables"], known, f"{host}: nccl_variables"))
+    result.block = _block(result.interface, settings)
+    _judge_file(network.get("nccl_conf") or "", result, known, host)
+    _plan_ports(network, settings, result)
+    return result
+
+
+def judge_variables(variables: Mapping[str, Any], known: Mapping[str, Any], where: str) -> List[Finding]:
+    """Variables that NCCL does not read, that do not belong in a host's file, or whose value the file cannot hold."""
+    found = []
+    for name, value in variables.items():
+        reason = known["not_read"].get(name) or known["not_here"].get(name)
+        if reason:
+            found.append(Finding("nccl-variable", where, f"{name}: {' '.join(reason.split())}", "Leave it out."))
+        elif name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"):
+            fix = "Set nccl_interface; the family follows from fleet_address."
+            found.append(Finding("nccl-variable", where, f"{name} is what this role chooses", fix))
+        elif name not in known["read"] and name not in known["read_by_some"]:
+            fix = "Correct the name; data/nccl_variables.yml lists what NCCL reads."
+            found.append(Finding("nccl-variable", where, f"{name} is no variable that NCCL reads", fix))
+        elif not re.fullmatch(r"[^\s\"'](?:[^\"'\n]*[^\s\"'])?", str(value)):
+            fix = "Write the bare value: NCCL would take quotes and spaces as part of it."
+            found.append(Finding("nccl-variable", where, f"{name} has the value {value!r}", fix))
+    return found
+
+
+def own_block(text: str) -> Tuple[List[str], List[str]]:
+    """Lines of the file inside this role's block, and those outside it."""
+    inside: List[str] = []
+    outside: List[str] = []
+    into = outside
+    for line in text.splitlines():
+        if line.strip() == BEGIN:
+            into = inside
+        elif line.strip() == END:
+            into = outside
+        else:
+            into.append(line)
+    return inside, outside
+
+
+def _interface(
+    interfaces: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], found: List[Finding]
+) -> Optional[str]:
+    """The interface with the fleet's address, or the one that was named, which has to carry it, too."""
+    where = f"{settings['host']}: nccl_interface" if settings["interface"] else f"{settings['host']}: fleet_address"
+    address = _address(settings, found)
+    if address is None:
+        return None
+    carrier = next((item for item in interfaces if str(address) in item["addresses"]), None)
+    has = "; ".join(f"{item['name']} {', '.join(item['addresses']) or 'none'}" for item in interfaces)
+    if settings["interface"]:
+        named = next((item for item in interfaces if item["name"] == settings["interface"]), None)
+        if named is None:
+            fix = f"Name one of {', '.join(item['name'] for item in interfaces)}, or leave it out."
+            found.append(Finding("nccl-interface", where, f"there is no interface {settings['interface']}", fix))
+            return None
+        if named is not carrier:
+            there = f"it is on {carrier['name']}" if carrier else "no interface has it"
+            message = f"{named['name']} does not carry the fleet's address {address}; {there}"
+            found.append(Finding("nccl-interface", where, message, f"Addresses here: {has}."))
+            return None
+    elif carrier is None:
+        fix = f"Set it to an address of the cluster network. Addresses here: {has}."
+        found.append(Finding("nccl-interface", where, f"no interface carries {address}", fix))
+        return None
+    if not (carrier["up"] and carrier["running"]):
+        message = f"{carrier['name']} is {'up, but has no carrier' if carrier['up'] else 'down'}"
+        found.append(
+            Finding(
+                "nccl-interface",
+                where,
+                message,
+                f"Bring it up: ip link set {carrier['name']} up; look at cable and switch.",
+            )
+        )
+    return carrier["name"]
+
+
+def _address(settings: Mapping[str, Any], found: List[Finding]) -> Any:
+    try:
+        return ipaddress.ip_address(settings["address"])
+    except ValueError:
+        message = f"{settings['address']!r} is no IP address"
+        fix = "Give the host's address on the cluster network: NCCL and the firewall need it as such, names are not looked up."
+        found.append(Finding("nccl-interface", f"{settings['host']}: fleet_address", message, fix))
+        return None
+
+
+def _block(interface: Optional[str], settings: Mapping[str, Any]) -> str:
+    lines = [f"NCCL_SOCKET_IFNAME=={interface}"] if interface else []
+    if ":" in str(settings["address"]):
+        lines.append("NCCL_SOCKET_FAMILY=AF_INET6")
+    lines += [f"{name}={value}" for name, value in sorted(settings["variables"].items())]
+    return "\n".join(lines)
+
+
+def _judge_file(text: str, result: NcclPlan, known: Mapping[str, Any], host: str) -> None:
+    """What somebody else wrote stays; it is an error where it contradicts, a note where NCCL ignores it."""
+    ours = dict(line.split("=", 1) for line in result.block.splitlines())
+    for line in own_block(text)[1]:
+        if line.startswith("#") or not line.strip():
+            continue
+        name, equals, value = line.partition("=")
+        where = f"{host}: {CONF}, line {line!r}"
+        if not equals or name != name.strip():
+            fix = "Write KEY=VALUE without spaces, or # in the first column."
+            result.notes.append(Finding("nccl-conf", where, "NCCL does not understand it", fix))
+        elif name in ours and value != ours[name]:
+            fix = f"Remove the line, or set nccl_interface or nccl_variables so that both say {name}={value}."
+            result.findings.append(Finding("nccl-conf", where, f"the role would write {name}={ours[name]}", fix))
+        elif name in known["not_read"]:
+            reason = " ".join(known["not_read"][name].split())
+            result.notes.append(Finding("nccl-conf", where, f"it does nothing: {reason}", "Remove the line."))
+
+
+def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result: NcclPlan) -> None:
+    where = f"{settings['host']}: nccl_port_range"
+    span = _range(settings["port_range"], where, result.findings)
+    if span is None:
+        return
+    low, high = span
+    need = MINIMUM_GATEWAY if settings["gateway"] else MINIMUM
+    if high - low + 1 < need:
+        message = f"{settings['port_range']} has {high - low + 1} ports, fewer than {need}" + (
+            " for a gateway" if settings["gateway"] else ""
+        )
+        result.findings.append(
+            Finding("nccl-port-range", where, message, "Every outgoing connection of the host draws from it. Widen it.")
+        )
+    reserved = _reserved(settings, span, result.findings)
+    for port in _fixed(settings, span, result.findings):
+        if not _inside(port, reserved):
+            message = f"port {port} of a service lies inside {settings['port_range']}, so that any connection may take it first"
+            result.findings.append(
+                Finding("nccl-port-range", where, message, "Move the port, or add it to nccl_reserved_ports.")
+            )
+    strangers = sorted(
+        {item["port"] for item in network["listeners"] if low <= item["port"] <= high and item["uid"] != network["user_uid"]}
+    )
+    strangers = [port for port in strangers if not _inside(port, reserved)]
+    if strangers:
+        message = f"somebody listens inside {settings['port_range']}: {', '.join(map(str, strangers))}"
+        fix = "If one of them is a fixed port of a service, add it to nccl_reserved_ports; a port that the kernel chose does no harm."
+        result.notes.append(Finding("nccl-port-range", where, message, fix))
+    result.sysctl["net.ipv4.ip_local_port_range"] = f"{low} {high}"
+    if reserved:
+        result.sysctl["net.ipv4.ip_local_reserved_ports"] = ",".join(
+            f"{a}-{b}" if a != b else str(a) for a, b in reserved
+        )
+
+
+def _range(text: Any, where: str, found: List[Finding]) -> Optional[PortRange]:
+    try:
+        (span,) = parse_ports([text])
+    except ValueError:
+        found.append(Finding("nccl-port-range", where, f"{text!r} is no range of ports", "Write it as 40000-60999."))
+        return None
+    if span[0] < 1024:
+        found.append(
+            Finding(
+                "nccl-port-range",
+                where,
+                f"{text} begins below 1024, among the ports of known services",
+                "Begin at 1024 or above.",
+            )
+        )
+    return span
+
+
+def _reserved(settings: Mapping[str, Any], span: PortRange, found: List[Finding]) -> Tuple[PortRange, ...]:
+    """Reserved ports that fall inside the range; outside it the kernel hands out none anyway."""
+    try:
+        ranges = parse_ports(settings["reserved_ports"])
+    except ValueError as error:
+        found.append(
+            Finding(
+                "nccl-port-range",
+                f"{settings['host']}: nccl_reserved_ports",
+                str(error),
+                "Write ports as 50051 or 50000-50010.",
+            )
+        )
+        return ()
+    cut = ((max(low, span[0]), min(high, span[1])) for low, high in ranges)
+    return tuple((low, high) for low, high in cut if low <= high)
+
+
+def _fixed(settings: Mapping[str, Any], span: PortRange, found: List[Finding]) -> Iterable[int]:
+    try:
+        ranges = parse_ports(settings["fixed_ports"])
+    except ValueError as error:
+        found.append(
+            Finding(
+                "nccl-port-range",
+                f"{settings['host']}: nccl_fixed_ports",
+                str(error),
+                "Write ports as 8000 or 8000-8010.",
+            )
+        )
+        return []
+    return [port for low, high in ranges for port in range(max(low, span[0]), min(high, span[1]) + 1)]
+
+
+def _inside(port: int, ranges: Sequence[PortRange]) -> bool:
+    return any(low <= port <= high for low, high in ranges)

@@ -1,0 +1,88 @@
+#!/usr/bin/python
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Write several small files of root's in one go."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: files
+short_description: Write several small text files of root's in one go
+version_added: 0.1.0
+description:
+  - What a loop over M(ansible.builtin.copy) does, in one task, since each task costs a round trip on every host.
+  - Files are compared by content, mode and owner, and replaced by rename. Missing folders are made with mode 0755.
+author: The gpu_fleet authors (@gpu-fleet)
+options:
+  files:
+    description: The files.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      path: {description: Absolute path., type: path, required: true}
+      content: {description: The whole text., type: str, required: true}
+      mode: {description: Permissions in octal., type: str, default: "0644"}
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: full, description: Shows each file before and after.}
+"""
+
+EXAMPLES = r"""
+- name: Write a unit and its drop-in
+  gpu_fleet.vllm.files:
+    files:
+      - path: /etc/systemd/system/example.service
+        content: "{{ lookup('ansible.builtin.template', 'example.service.j2') }}"
+"""
+
+RETURN = r"""
+why:
+  description: What was not as it should be, one sentence a file.
+  type: list
+  elements: str
+  returned: success
+  sample: [/etc/nccl.conf had another content]
+"""
+
+import socket
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files
+
+
+def main():
+    """Compare each file, write those that are not as wanted."""
+    module = AnsibleModule(
+        argument_spec={
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "path": {"type": "path", "required": True},
+                    "content": {"type": "str", "required": True},
+                    "mode": {"type": "str", "default": "0644"},
+                },
+            }
+        },
+        supports_check_mode=True,
+    )
+    why, diffs = [], []
+    for item in module.params["files"]:
+        path, text, mode = item["path"], item["content"], int(item["mode"], 8)
+        try:
+            wrong = host_files.wrong(path, text, mode)
+            if wrong:
+                why.append(wrong)
+                before = host_files.read(path) or ""
+                diffs.append({"before": before, "after": text, "before_header": path, "after_header": path})
+                if not module.check_mode:
+                    host_files.write(path, text, mode)
+        except OSError as error:
+            module.fail_json(msg=f"{socket.gethostname()}: {path}: {error.strerror}")
+    module.exit_json(changed=bool(why), why=why, diff=diffs)
+
+
+if __name__ == "__main__":
+    main()
