@@ -230,6 +230,31 @@ class Runner:
         for line in text.splitlines()[-TAIL:]:
             self.console.print(f"      | {_plain(line)}")
 
+    def together(
+        self, commands: Mapping[str, Sequence[str]], *, timeout: float = 1200.0, label: str = "preparing"
+    ) -> dict[str, Step]:
+        """Run several commands at once. The first that fails ends the others: they would only be waited for."""
+        began = time.monotonic()
+        done: dict[str, Step] = {}
+
+        def one(name: str) -> None:
+            done[name] = self.run(name, commands[name], timeout=timeout)
+            if not done[name].ok:
+                self.stop()
+
+        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in commands]
+        for thread in threads:
+            thread.start()
+        shown = Status(label, console=self.console) if self.console.is_terminal else contextlib.nullcontext()
+        with shown as status:
+            while any(thread.is_alive() for thread in threads):
+                time.sleep(0.2)
+                if status:
+                    left = [name for name in commands if name not in done]
+                    status.update(f"{label}: {', '.join(left)}  {time.monotonic() - began:.0f} s")
+        self._stopping = False
+        return done
+
     def stop(self) -> None:
         """End what runs, after an interrupt."""
         self._stopping = True
