@@ -106,10 +106,25 @@ def record(root: str, ignore: Iterable[str] = ()) -> Record:
     folder or a file changes while it is read.
     """
     files, directories = look(root, ignore)
-    _settle(files.values())
+    settle(files.values())
     for path, digest in _digests(root, [path for path, entry in files.items() if _has_content(entry)]).items():
         _check_still(root, path, files[path])
         files[path]["sha256"] = digest
+    return {"files": files, "directories": directories}
+
+
+def record_known(root: str, digests: Dict[str, str], ignore: Iterable[str] = ()) -> Record:
+    """Like `record`, for files whose digests were found out just now and need no second reading.
+
+    Raises TreeError when a file has no digest in `digests`.
+    """
+    files, directories = look(root, ignore)
+    settle(files.values())
+    for path, entry in files.items():
+        if _has_content(entry):
+            if path not in digests:
+                raise TreeError(f"{os.path.join(root, path)}: no digest is known")
+            entry["sha256"] = digests[path]
     return {"files": files, "directories": directories}
 
 
@@ -134,7 +149,7 @@ def examine(root: str, recorded: Record, rehash: bool = False, ignore: Iterable[
     wanted = {path: entry for path, entry in recorded["files"].items() if not _ignored(path, ignore)}
     result = Examination(record={"files": dict(wanted), "directories": recorded.get("directories", {})})
     doubtful = _doubtful(files, wanted, rehash, result)
-    _settle(files[path] for path in doubtful)
+    settle(files[path] for path in doubtful)
     for path, digest in _digests(root, doubtful).items():
         result.hashed += 1
         _decide(path, files[path], digest, wanted[path], result)
@@ -259,7 +274,7 @@ def _kind(entry: Entry) -> str:
     return "a special file" if entry.get("special") else "a file"
 
 
-def _settle(entries: Iterable[Entry]) -> None:
+def settle(entries: Iterable[Entry]) -> None:
     """Wait until the newest change lies more than a clock tick in the past.
 
     Otherwise a second change within the same tick would leave size and both times as recorded. A

@@ -1,0 +1,188 @@
+"""Fetch a repository of a model hub at a pinned revision, on the controller, with the standard library alone.
+
+On the controller and not on the hosts: they usually have no way out, one download serves them all, and a token never
+leaves this machine. Not with huggingface_hub: four requests do not need its fifteen packages on every controller.
+
+What is asked (huggingface_hub 0.34 to 1.x, hf_api.py and file_download.py; https://huggingface.co/docs/hub/api):
+- GET {endpoint}/api/models/{repo}/revision/{revision}?blobs=true: `siblings`, each with rfilename, size, blobId
+  (git's SHA-1 of the file) and, for big files, lfs.sha256
+- GET {endpoint}/{repo}/resolve/{revision}/{path}: the file, usually by redirect to a store; Range resumes
+
+The environment is read as huggingface_hub reads it: HF_ENDPOINT, HF_TOKEN, else the file of HF_TOKEN_PATH, else
+HF_HOME/token (default ~/.cache/huggingface/token).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import shutil
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.models import ModelError, choose, size
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache
+
+ENDPOINT = "https://huggingface.co"
+TIMEOUT = 60  # seconds without a byte
+_CHUNK = 1 << 20
+_PARALLEL = 4  # big files come as shards; more connections than this do not help and are not polite
+
+
+@dataclass(frozen=True)
+class Remote:
+    """One file of a repository. `sha256` of big files, `git_sha1` of the rest."""
+
+    path: str
+    size: int
+    sha256: str | None
+    git_sha1: str | None
+
+
+class _NoTokenElsewhere(urllib.request.HTTPRedirectHandler):
+    """A redirect to another host goes without the token: it is the hub's, not the file store's."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):  # noqa: PLR0917  (urllib says so)
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc:
+            new.remove_header("Authorization")
+        return new
+
+
+def endpoint() -> str:
+    """The hub that is asked."""
+    return (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+
+
+def token() -> str | None:
+    """The user's token; None without one."""
+    if os.environ.get("HF_TOKEN"):
+        return os.environ["HF_TOKEN"]
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    try:
+        return Path(os.environ.get("HF_TOKEN_PATH") or home / "token").read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def fetch(name: str, repository: str, revision: str, allow_pickle: bool) -> tuple[Path, list[str]]:
+    """The folder with the repository's files at that revision, and notes. Raises ModelError.
+
+    Kept under gpu_fleet/models/hub of the cache; whole files are not fetched twice, a partial one is continued.
+    """
+    _check(name, repository, revision)
+    target = cache.folder("models", "hub", repository.replace("/", "--"), revision)
+    with cache.locked(target.with_suffix(".lock")):
+        remote = {item.path: item for item in _listing(name, repository, revision, target)}
+        content = choose(name, list(remote), allow_pickle)
+        wanted = [item for path, item in remote.items() if path in content.files and not _is_whole(target / path, item)]
+        missing = sum(item.size for item in wanted)
+        free = shutil.disk_usage(target).free
+        if missing > free:
+            raise ModelError(
+                f"model {name}: {size(missing)} have to come to {target} on the controller, {size(free)} are free there"
+            )
+        with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
+            for _done in pool.map(lambda item: _download(name, repository, revision, target, item), wanted):
+                pass
+    return target, content.notes
+
+
+def _check(name: str, repository: str, revision: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", repository):
+        raise ModelError(f"model {name}: hub {repository!r} is no ORGANISATION/NAME")
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        raise ModelError(
+            f"model {name}: revision {revision!r} is not a commit of 40 hex digits; a branch or a tag can become another model "
+            f"overnight. {endpoint()}/{repository}/commits/main shows the commits"
+        )
+
+
+def _listing(name: str, repository: str, revision: str, target: Path) -> list[Remote]:
+    """What the repository holds. A pinned revision never changes, so that it is asked for once."""
+    kept = target.with_suffix(".json")
+    if not kept.exists():
+        url = f"{endpoint()}/api/models/{repository}/revision/{revision}?blobs=true"
+        with _open(name, url) as answer:
+            said = json.load(answer)
+        if said.get("sha") not in (None, revision):
+            raise ModelError(f"model {name}: {endpoint()} answered with revision {said['sha']}, asked was {revision}")
+        beside = kept.with_suffix(".new")
+        beside.write_text(json.dumps(said["siblings"]), encoding="utf-8")
+        beside.replace(kept)
+    return [_remote(name, item) for item in json.loads(kept.read_text(encoding="utf-8"))]
+
+
+def _remote(name: str, item: dict) -> Remote:
+    path, lfs = item["rfilename"], item.get("lfs") or {}
+    if path.startswith("/") or any(part in ("", "..", ".") for part in path.split("/")):
+        raise ModelError(f"model {name}: the repository has a file called {path!r}, which would lie outside its folder")
+    if not lfs.get("sha256") and not item.get("blobId"):
+        raise ModelError(f"model {name}: {endpoint()} gives no digest of {path}; nothing can be checked")
+    return Remote(path, int(lfs.get("size") or item.get("size") or 0), lfs.get("sha256"), item.get("blobId"))
+
+
+def _is_whole(path: Path, item: Remote) -> bool:
+    """Whether the file is there and is the hub's; the digest cache spares reading it again."""
+    if not path.is_file() or path.stat().st_size != item.size:
+        return False
+    if item.sha256:
+        return cache.digests(path.parent, [path.name])[path.name]["sha256"] == item.sha256
+    return _git_sha1(path) == item.git_sha1
+
+
+def _git_sha1(path: Path) -> str:
+    """What git calls a blob: SHA-1 over a header and the content. Only for files too small for LFS."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _download(name: str, repository: str, revision: str, target: Path, item: Remote) -> None:
+    """One file, continued where an earlier try ended, checked, renamed into place."""
+    final = target / item.path
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f"{final.name}.part")
+    have = partial.stat().st_size if partial.exists() else 0
+    if have > item.size:
+        have = 0
+    if have < item.size or not partial.exists():
+        url = f"{endpoint()}/{repository}/resolve/{revision}/{urllib.parse.quote(item.path)}"
+        with _open(name, url, have) as answer, partial.open("ab" if have and answer.status == 206 else "wb") as handle:
+            shutil.copyfileobj(answer, handle, _CHUNK)
+    if not _is_whole(partial, item):
+        there = partial.stat().st_size
+        if there >= item.size:
+            partial.unlink()
+        raise ModelError(
+            f"model {name}: {item.path} came with {there} of {item.size} bytes or another content than {endpoint()} announced. "
+            "Run again; what is good is kept"
+        )
+    partial.replace(final)
+
+
+def _open(name: str, url: str, start: int = 0):
+    headers = {"User-Agent": "gpu_fleet.vllm"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    if token():
+        headers["Authorization"] = f"Bearer {token()}"
+    opener = urllib.request.build_opener(_NoTokenElsewhere)
+    try:
+        return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        remedy = {
+            401: "Set HF_TOKEN: the repository is private or gated, or its name is wrong.",
+            403: "Ask for access on the repository's page; HF_TOKEN has to belong to who has it.",
+            404: "Look at name and revision.",
+        }.get(error.code, "Try again later.")
+        raise ModelError(f"model {name}: {url} answered {error.code} {error.reason}. {remedy}") from error
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        remedy = "Set HF_ENDPOINT to a mirror, or give the model as a folder."
+        raise ModelError(f"model {name}: {url} cannot be reached ({reason}). {remedy}") from error
