@@ -146,7 +146,8 @@ def write_lab_file(fleet: Fleet, lab_inventory: Path) -> None:
     content["all"]["hosts"] = {host: content["all"]["hosts"][host] for host in fleet.hosts}
     address = content["all"]["hosts"][HEAD]["ansible_host"]
     content["all"]["vars"] |= {
-        "demo_wheelhouse": ON_HOSTS,
+        "demo_wheelhouse": str(fleet.wheels),
+        "demo_wheelhouse_on_host": ON_HOSTS,
         "demo_models": str(fleet.models),
         "demo_controller": address.rsplit(".", 1)[0] + ".1",  # this machine's own address in the lab
     }

@@ -119,11 +119,15 @@ def ensure_keys(lab: Lab) -> None:
 
 
 def started_at(pid: int) -> str | None:
-    """When a process began, in ticks since boot: with the pid it names one process, whatever pids are used again."""
+    """When a process began, in ticks since boot: with the pid it names one process, whatever pids are used again.
+
+    None when it has ended, though nobody may have asked for its exit status yet (a container's pid 1 may never do).
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
         return None
+    return None if fields[0] in ("Z", "X") else fields[19]
 
 
 def supervisor(lab: Lab, host: str) -> int | None:

@@ -1,0 +1,58 @@
+"""The e2e tier: the demo's own stages on a lab of its own, then tests/host/test_demo.py on what they made.
+
+The lab has a third host, `stranger`, that is no part of the fleet. The inventory is a copy of the demo's, so that a
+demo that is up is not touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from gpu_fleet import demo
+from gpu_fleet.steps import ROOT, Runner, StepFailed, undisturbed
+
+LAB_NAME = "e2e"
+FOLDER = ROOT / ".cache" / "e2e"
+STRANGER = "stranger"
+
+
+def inventory() -> Path:
+    """A fresh copy of the demo's inventory, without what belongs to a running demo."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    ignore = shutil.ignore_patterns("lab.yml", ".secrets", ".lab.yml*")
+    return Path(shutil.copytree(demo.INVENTORY, FOLDER / "inventory", ignore=ignore))
+
+
+def run(runner: Runner) -> None:
+    """All of it; the lab is removed whatever happens."""
+    remove(runner)
+    fleet = demo.Fleet(runner, lab=LAB_NAME, inventory=inventory())
+    try:
+        demo.prepare(fleet)
+        demo.boot(fleet, STRANGER)
+        demo.deploy(fleet)
+        runner.console.print(demo.times(fleet))
+        step = runner.run(
+            "e2e tests",
+            [
+                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-s", "--tb=short"),
+                *("--hosts=ansible://gpu_hosts", f"--ansible-inventory={fleet.inventory}", "tests/host/test_demo.py"),
+            ],
+            timeout=1500,
+            extra={"GPU_FLEET_LAB": LAB_NAME, "GPU_FLEET_INVENTORY": str(fleet.inventory)},
+        )
+        for line in step.text().splitlines():
+            if line.startswith("measured: "):
+                runner.console.print(f"      {line}", markup=False)
+    except StepFailed:
+        pass  # the step has shown what was wrong and counts as failed
+    finally:
+        remove(runner)
+
+
+def remove(runner: Runner) -> None:
+    with undisturbed():
+        runner.run("clean e2e", demo.lab_command("down", LAB_NAME), timeout=120, quiet=True)
+        runner.steps.pop()
