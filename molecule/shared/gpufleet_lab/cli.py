@@ -107,7 +107,11 @@ def _down(args: argparse.Namespace) -> int:
 
 def _list(_: argparse.Namespace) -> int:
     for lab_id in all_ids():
-        lab = load(LabNames(lab_id))
+        try:
+            lab = load(LabNames(lab_id))
+        except LabError as error:
+            print(f"{lab_id}\tdamaged: {error}")
+            continue
         if lab:
             running = sum(hosts.supervisor(lab, host) is not None for host in lab.hosts)
             print(

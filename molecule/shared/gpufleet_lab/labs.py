@@ -16,7 +16,7 @@ from . import base, cgroups, hosts, machine, network
 from .errors import LabError, UsageError
 from .names import LabNames
 from .shell import PATH, run
-from .state import Bind, Lab, all_ids, load, locked, machine_lock, save, write_atomically
+from .state import Bind, Lab, load, locked, machine_lock, readable, save, write_atomically
 
 # What a lab cannot do without, and the Debian package that brings it.
 TOOLS = {
@@ -114,7 +114,7 @@ def _reserve(request: Request) -> Lab:
             if names.folder.exists():
                 raise LabError(f"{names.folder} is the rest of a lab; `lab.py down {request.name}` removes it")
             # Every lab that is written down has its network, whether or not its bridge exists at this moment.
-            taken = [other.network for lab_id in all_ids() if (other := load(LabNames(lab_id)))]
+            taken = [other.network for other in readable()]
             subnet = str(network.choose(names.tag, [*network.networks_in_use(), *taken]))
             checkout = str(request.checkout)
             lab = Lab(names.lab_id, request.name, checkout, suite, subnet, request.nat, request.hosts, request.binds)

@@ -11,7 +11,7 @@ from . import machine
 from .errors import LabError, UsageError
 from .names import STATE_ROOT, LabNames
 from .shell import run, works
-from .state import Lab, all_ids, load
+from .state import Lab, readable
 
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 REMEMBERED = STATE_ROOT / "ip_forward"
@@ -178,8 +178,7 @@ def ensure_forwarding() -> None:
 
 def restore_forwarding() -> None:
     """Set ip_forward back when no lab is left that needs it. The caller holds the machine's lock."""
-    labs = [load(LabNames(lab_id)) for lab_id in all_ids()]
-    if REMEMBERED.exists() and not any(lab.nat for lab in labs if lab):
+    if REMEMBERED.exists() and not any(lab.nat for lab in readable()):
         IP_FORWARD.write_text(REMEMBERED.read_text(encoding="ascii"), encoding="ascii")
         REMEMBERED.unlink()
 

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,15 @@ def load(names: LabNames) -> Lab | None:
 def all_ids() -> list[str]:
     """Ids of every lab of this machine that has a state file, whichever clone it belongs to."""
     return sorted(path.parent.name for path in STATE_ROOT.glob(f"*/{STATE_FILE}"))
+
+
+def readable() -> list[Lab]:
+    """Every lab of this machine whose record can be read. A damaged one must not stand in the way of the others."""
+    labs = []
+    for lab_id in all_ids():
+        with suppress(LabError):
+            labs.append(load(LabNames(lab_id)))
+    return [lab for lab in labs if lab]
 
 
 @contextmanager
