@@ -176,6 +176,7 @@ class Resolver:
             "--excludes", "leave-out.txt", "--constraints", "constraints.txt", "--format", "pylock.toml", "--output-file", output.name, *options,
         ]  # fmt: skip
         kept = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "VIRTUAL_ENV")}
+        kept["UV_PYTHON_DOWNLOADS"] = "never"  # to resolve for another Python, none of that version is needed
         run = subprocess.run(command, cwd=self.folder, env={**kept, **environment}, capture_output=True, text=True, check=False)
         if run.returncode:
             return run.stderr.strip()
