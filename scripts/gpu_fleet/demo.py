@@ -51,15 +51,12 @@ class Fleet:
     lab: str = "demo"
     inventory: Path = INVENTORY
     hosts: tuple[str, ...] = HOSTS
+    model: Path | None = None  # the folder with the model, once it is prepared
     stages: dict[str, float] = field(default_factory=dict)  # seconds, by what was done
 
     @property
     def wheels(self) -> Path:
         return cache_folder() / "wheels"
-
-    @property
-    def models(self) -> Path:
-        return cache_folder() / "models"
 
     @property
     def lab_file(self) -> Path:
@@ -125,7 +122,13 @@ def prepare(fleet: Fleet) -> None:
     failed = [step for step in done.values() if not step.ok]
     if failed:
         raise StepFailed(failed[0].name)
+    fleet.model = Path(last_path(done["model"]))
     fleet.stages["wheels, model, root file system"] = time.monotonic() - began
+
+
+def last_path(step: Step) -> str:
+    """The path that a command printed as its answer, after whatever else it said."""
+    return re.findall(r"^(/.+)$", step.text(), re.MULTILINE)[-1]
 
 
 def boot(fleet: Fleet, *more_hosts: str) -> None:
@@ -137,7 +140,7 @@ def boot(fleet: Fleet, *more_hosts: str) -> None:
         )
     )
     fleet.stages["lab"] = step.seconds
-    write_lab_file(fleet, Path(re.findall(r"^/\S+/inventory\.yml$", step.text(), re.MULTILINE)[-1]))
+    write_lab_file(fleet, Path(last_path(step)))
 
 
 def write_lab_file(fleet: Fleet, lab_inventory: Path) -> None:
@@ -148,7 +151,7 @@ def write_lab_file(fleet: Fleet, lab_inventory: Path) -> None:
     content["all"]["vars"] |= {
         "demo_wheelhouse": str(fleet.wheels),
         "demo_wheelhouse_on_host": ON_HOSTS,
-        "demo_models": str(fleet.models),
+        "demo_model": str(fleet.model),
         "demo_controller": address.rsplit(".", 1)[0] + ".1",  # this machine's own address in the lab
     }
     text = "---\n# Written by scripts/demo; gone with the lab.\n" + yaml.safe_dump(content, sort_keys=False)
