@@ -20,8 +20,8 @@ class ActionModule(ActionBase):
         services, fleet, found = read(Inventory(task_vars["hostvars"], task_vars["groups"]))
         plan_of_fleet, mistakes = plan.build(services, fleet)
         found += mistakes
-        result["findings"] = [finding.as_dict() for finding in found]
         if found:
+            # The message alone: Ansible prints every value of a failed result, and twice the same is a wall.
             result.update(failed=True, msg=report(found))
         else:
             result.update(changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=plan.summary(plan_of_fleet))

@@ -23,7 +23,8 @@ ERROR = re.compile(
 )
 ECHO = re.compile(
     r"See root cause above|Engine core initialization failed|WorkerProc initialization failed|EngineDeadError|"
-    r"Engine core proc .* died|cancelled|CancelledError|BrokenPipeError|resource_tracker|leaked|Deactivated|Consumed|KeyboardInterrupt|SystemExit"
+    r"Engine core proc .* died|cancelled|CancelledError|BrokenPipeError|resource_tracker|leaked|Deactivated|Consumed|KeyboardInterrupt|SystemExit|"
+    r"ended before it was ready|Control process exited"
 )
 
 

@@ -8,7 +8,7 @@ As a program (a copy of this file lies in each generation):
   probe.py head CACHE URL MODEL      ExecStartPost: wait for a right completion, then take the mark away
   probe.py worker CACHE URL          ExecStartPost: wait until the head of the replica is healthy, then the same
 The key comes from the environment variable VLLM_API_KEY, never from the command line. How long to wait is systemd's
-business (TimeoutStartSec).
+business (TimeoutStartSec); a server that ends meanwhile ends the wait (MAINPID, systemd.exec(5)).
 """
 
 from __future__ import annotations
@@ -92,10 +92,17 @@ def prepare(cache: str) -> None:
         pass
 
 
+def gone(pid: str) -> bool:
+    """Whether the main process of the unit has ended; systemd itself would wait for this program first."""
+    return bool(pid) and not os.path.exists(f"/proc/{pid}")
+
+
 def wait(ask: Any) -> Answer:
-    """Ask until the answer is right; say what is wrong whenever that changes."""
+    """Ask until the answer is right; say what is wrong whenever that changes. SystemExit when the server is gone."""
     told = ""
     while True:
+        if gone(os.environ.get("MAINPID", "")):
+            sys.exit("the server ended before it was ready")
         answer = ask()
         if answer.right:
             return answer

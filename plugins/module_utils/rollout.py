@@ -43,6 +43,21 @@ def actions(plan: Mapping[str, Any], results: Mapping[str, Sequence[Result]], al
     return out
 
 
+def starts(results: Sequence[Result], instances: Sequence[str]) -> List[Dict[str, Any]]:
+    """What gpu_fleet.vllm.instance needs to start these instances on one host, from that host's results."""
+    return [
+        {
+            "instance": result["item"]["instance"],
+            "generation": result["id"],
+            "rank": result["item"]["rank"],
+            "peers": len(result["item"]["peers"]),
+            "store_port": result["item"]["ports"]["rank_store"],
+        }
+        for result in results
+        if result["item"]["instance"] in instances
+    ]
+
+
 def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> str:
     what = f"has to be restarted: {'; '.join(reasons)}" if reasons else "does not serve"
     return (

@@ -24,11 +24,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-findings:
-  description: Every mistake, with C(id), C(where), C(message) and C(fix). Empty on success.
-  returned: always
-  type: list
-  elements: dict
+msg:
+  description: Every mistake, numbered, with where it is and its remedy.
+  returned: failure
+  type: str
 summary:
   description: One line a replica, for people.
   returned: success

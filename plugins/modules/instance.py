@@ -65,7 +65,7 @@ EXAMPLES = r"""
 RETURN = r"""
 active: {description: systemd's ActiveState at the end., returned: always, type: str}
 seconds: {description: How long the start took., returned: success, type: float}
-log: {description: Lines of the journal that say why a start failed., returned: failure, type: list, elements: str}
+msg: {description: "Why a start failed, with the lines of the journal that say it.", returned: failure, type: str}
 """
 
 import os  # noqa: E402
@@ -110,7 +110,7 @@ class Watch:
         if unit.active in ("activating", "active", "failed"):
             # Before that, systemd still shows the invocation of the run before.
             self.invocation = self.invocation or unit.invocation
-        over = unit.active in ("failed", "deactivating") or unit.sub == "auto-restart"
+        over = unit.active in ("failed", "deactivating") or unit.sub == "auto-restart" or (unit.sub == "start-post" and not unit.pid)
         if over or (self.invocation and unit.invocation != self.invocation):
             return f"the unit ended: {unit.result}, {unit.exit}"
         if unit.active == "active":
@@ -162,7 +162,6 @@ def start(module, unit, link):
         log = why(units.journal(watch.invocation)) if watch.invocation else []
         module.fail_json(
             msg=f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:\n" + "\n".join(log),
-            log=log,
             active=units.show(p["instance"]).active,
         )
     return time.monotonic() - began

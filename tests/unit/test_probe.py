@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import subprocess
 import threading
 import time
 
@@ -70,6 +71,14 @@ def test_nobody_there():
     answer = probe.completion("http://127.0.0.1:9", KEY, "chat")
     assert answer.status == 0
     assert "refused" in answer.problem
+
+
+def test_a_server_that_ended_ends_the_wait(tmp_path, monkeypatch):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setenv("MAINPID", str(ended.pid))
+    with pytest.raises(SystemExit, match="ended before it was ready"):
+        probe.main(["head", str(tmp_path), "http://127.0.0.1:9", "chat"])
 
 
 def test_caches_of_a_crashed_start_are_cleared(tmp_path):

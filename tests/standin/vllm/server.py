@@ -53,7 +53,7 @@ def die_when_closed(connection):
 def meet(arguments):
     """Ranks hold one connection to the head's store port for as long as they live."""
     if arguments.nnodes == 1:
-        return
+        return []
     if arguments.node_rank:
         while True:
             try:
@@ -65,19 +65,30 @@ def meet(arguments):
     else:
         store = socket.create_server(("", arguments.master_port))
         connections = [store.accept()[0] for _ in range(arguments.nnodes - 1)]
+    return connections
+
+
+def agree(arguments, connections):
+    """The head serves when every other rank has said that it is ready; from then on all die with any of them."""
     for connection in connections:
+        if arguments.node_rank:
+            connection.sendall(b"r")
+        elif not connection.recv(1):
+            print("a rank went away", flush=True)
+            sys.exit(0)
         threading.Thread(target=die_when_closed, args=(connection,), daemon=True).start()
 
 
 def run(arguments):
     print(f"stand-in for vLLM, rank {arguments.node_rank} of {arguments.nnodes}", flush=True)
-    meet(arguments)
+    connections = meet(arguments)
     if os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank):
         time.sleep(2)
         try:
             raise ValueError(os.environ["STANDIN_FAIL"])
         finally:
             print("RuntimeError: Engine core initialization failed. See root cause above.", file=sys.stderr, flush=True)
+    agree(arguments, connections)
     if arguments.headless:
         threading.Event().wait()
     server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)

@@ -1,0 +1,42 @@
+"""Filter from results to starts."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+name: instance_starts
+short_description: What M(gpu_fleet.vllm.instance) needs to start instances on one host
+description:
+  - Taken from the results of M(gpu_fleet.vllm.generation) on that host.
+positional: instances
+options:
+  _input:
+    description: Results of the loop over M(gpu_fleet.vllm.generation).
+    type: list
+    elements: dict
+    required: true
+  instances:
+    description: Names of the instances to start.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = """
+- name: Show what would be started
+  ansible.builtin.debug:
+    msg: "{{ generations.results | gpu_fleet.vllm.instance_starts(['chat.0']) }}"
+"""
+
+RETURN = """
+_value:
+  description: One dict an instance, with C(instance), C(generation), C(rank), C(peers) and C(store_port).
+  type: list
+  elements: dict
+"""
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import starts  # noqa: E402
+
+
+class FilterModule:
+    def filters(self):
+        return {"instance_starts": starts}
