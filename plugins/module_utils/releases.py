@@ -380,8 +380,8 @@ def explain(stderr: str, lock: Any, source: Source) -> str:
     last = " | ".join(line.strip() for line in stderr.strip().splitlines()[-6:])
     if "No space left on device" in stderr:
         what = "the disk is full; make room and run again"
-    elif "Hash mismatch" in stderr:
-        name = re.search(r"Hash mismatch for `([^`]+)`", stderr)
+    elif "Hash mismatch" in stderr or "Failed to extract archive" in stderr:
+        name = re.search(r"(?:Hash mismatch for|Failed to \w+) `([^`]+)`", stderr)
         what = (
             f"the wheel of {name.group(1) if name else 'a package'} in {place} is not the one the lock names (tampered with, damaged, or another "
             "build); nothing of it was installed. Fetch it again from where you trust it"

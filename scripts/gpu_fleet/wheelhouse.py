@@ -310,7 +310,10 @@ def _fetch(wanted: list[Need], house: Wheelhouse, result: Result, progress: Call
             for fetcher in [item for item in at_work if item.process.poll() is not None]:
                 at_work.remove(fetcher)
                 index = special_index(fetcher.batch[0])
-                if fetcher.process.returncode and index and not fetcher.index:
+                if fetcher.process.returncode and len(fetcher.batch) > 1:
+                    # pip keeps nothing when one of several fails: the others get another chance, each alone.
+                    queue += [[need] for need in fetcher.batch]
+                elif fetcher.process.returncode and index and not fetcher.index:
                     at_work.append(Fetcher(fetcher.batch, part / f"{started}", index))
                     started += 1
                 else:
