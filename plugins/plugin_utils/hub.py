@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache
 ENDPOINT = "https://huggingface.co"
 TIMEOUT = 60  # seconds without a byte
 _CHUNK = 1 << 20
+_ATTEMPTS = 3
 _PARALLEL = 4  # big files come as shards; more connections than this do not help and are not polite
 
 
@@ -144,26 +146,34 @@ def _git_sha1(path: Path) -> str:
 
 
 def _download(name: str, repository: str, revision: str, target: Path, item: Remote) -> None:
-    """One file, continued where an earlier try ended, checked, renamed into place."""
+    """One file, continued where a connection was cut, checked, renamed into place."""
     final = target / item.path
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f"{final.name}.part")
-    have = partial.stat().st_size if partial.exists() else 0
-    if have > item.size:
-        have = 0
-    if have < item.size or not partial.exists():
-        url = f"{endpoint()}/{repository}/resolve/{revision}/{urllib.parse.quote(item.path)}"
-        with _open(name, url, have) as answer, partial.open("ab" if have and answer.status == 206 else "wb") as handle:
-            shutil.copyfileobj(answer, handle, _CHUNK)
-    if not _is_whole(partial, item):
-        there = partial.stat().st_size
-        if there >= item.size:
+    url = f"{endpoint()}/{repository}/resolve/{revision}/{urllib.parse.quote(item.path)}"
+    for _attempt in range(_ATTEMPTS):
+        _continue(name, url, partial, item.size)
+        if _is_whole(partial, item):
+            partial.replace(final)
+            return
+        if partial.stat().st_size >= item.size:
             partial.unlink()
-        raise ModelError(
-            f"model {name}: {item.path} came with {there} of {item.size} bytes or another content than {endpoint()} announced. "
-            "Run again; what is good is kept"
-        )
-    partial.replace(final)
+    raise ModelError(
+        f"model {name}: {item.path} did not come as {endpoint()} announced it ({item.size} bytes) in {_ATTEMPTS} attempts. "
+        "Run again; what is good is kept"
+    )
+
+
+def _continue(name: str, url: str, partial: Path, size_wanted: int) -> None:
+    """Append what is missing; a connection that is cut leaves what came."""
+    have = partial.stat().st_size if partial.exists() else 0
+    if have == size_wanted and partial.exists():
+        return
+    with _open(name, url, have) as answer, partial.open("ab" if have and answer.status == 206 else "wb") as handle:
+        try:
+            shutil.copyfileobj(answer, handle, _CHUNK)
+        except (http.client.HTTPException, ConnectionError, TimeoutError):
+            return  # the size says so to the caller, who tries again
 
 
 def _open(name: str, url: str, start: int = 0):
