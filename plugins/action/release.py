@@ -24,6 +24,12 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
+        try:
+            return self._run(result, task_vars)
+        except AnsibleActionFail as error:
+            raise AnsibleActionFail(f"{task_vars['inventory_hostname']}: {error.message}", result=error.result) from error
+
+    def _run(self, result, task_vars):
         _, given = self.validate_argument_spec(
             argument_spec=releases.ARGUMENTS,
             required_if=[("source", "mirror", ["index_url"]), ("source", "wheelhouse", ["wheelhouse", "wheelhouse_on_host"], True)],

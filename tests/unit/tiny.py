@@ -1,6 +1,6 @@
 """A release of a few kilobytes, for tests: wheels named as vLLM's own, and the lock that names them.
 
-`python tests/unit/tiny.py FOLDER` makes FOLDER/wheels/*.whl and FOLDER/tiny.lock; the same bytes every time.
+`python tests/unit/tiny.py FOLDER` makes FOLDER/wheels/*.whl, FOLDER/tiny.lock and FOLDER/mirror; the same bytes every time.
 """
 
 from __future__ import annotations
@@ -66,5 +66,15 @@ def make(folder: Path, python: str = "3.11", padding: int = 0, torch: str = "2.1
     return locks.parse(locks.render(lock))
 
 
+def mirror(folder: Path, lock: locks.Lock) -> None:
+    """folder/mirror, a simple index (PEP 503) of the lock's wheels as plain files."""
+    for item in lock.wheels:
+        if not item.made:
+            page = folder / "mirror" / item.name
+            page.mkdir(parents=True, exist_ok=True)
+            (page / item.filename).write_bytes((folder / "wheels" / item.filename).read_bytes())
+            (page / "index.html").write_text(f'<!DOCTYPE html><html><body><a href="{item.filename}">{item.filename}</a></body></html>')
+
+
 if __name__ == "__main__":
-    print(make(Path(sys.argv[1]), padding=int(sys.argv[2]) if len(sys.argv) > 2 else 0).id)
+    mirror(Path(sys.argv[1]), make(Path(sys.argv[1]), padding=int(sys.argv[2]) if len(sys.argv) > 2 else 0))
