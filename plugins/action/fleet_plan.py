@@ -24,5 +24,7 @@ class ActionModule(ActionBase):
             # The message alone: Ansible prints every value of a failed result, and twice the same is a wall.
             result.update(failed=True, msg=report(found))
         else:
-            result.update(changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=plan.summary(plan_of_fleet))
+            result.update(
+                changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=plan.summary(plan_of_fleet)
+            )
         return result

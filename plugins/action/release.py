@@ -27,12 +27,17 @@ class ActionModule(ActionBase):
         try:
             return self._run(result, task_vars)
         except AnsibleActionFail as error:
-            raise AnsibleActionFail(f"{task_vars['inventory_hostname']}: {error.message}", result=error.result) from error
+            raise AnsibleActionFail(
+                f"{task_vars['inventory_hostname']}: {error.message}", result=error.result
+            ) from error
 
     def _run(self, result, task_vars):
         _, given = self.validate_argument_spec(
             argument_spec=releases.ARGUMENTS,
-            required_if=[("source", "mirror", ["index_url"]), ("source", "wheelhouse", ["wheelhouse", "wheelhouse_on_host"], True)],
+            required_if=[
+                ("source", "mirror", ["index_url"]),
+                ("source", "wheelhouse", ["wheelhouse", "wheelhouse_on_host"], True),
+            ],
         )
         self._task_vars = task_vars
         self._named = {"version": given["version"], "accelerator": given["accelerator"]}
@@ -75,7 +80,9 @@ class ActionModule(ActionBase):
             except (OSError, locks.LockError) as error:
                 raise AnsibleActionFail(str(error)) from error
             if (lock.version, lock.accelerator) != (given["version"], given["accelerator"]):
-                raise AnsibleActionFail(f"{path}: is for vLLM {lock.version} {lock.accelerator}, asked for is {given['version']} {given['accelerator']}")
+                raise AnsibleActionFail(
+                    f"{path}: is for vLLM {lock.version} {lock.accelerator}, asked for is {given['version']} {given['accelerator']}"
+                )
             found[f"{lock.python} {lock.architecture}"] = (lock, text)
         return found
 
@@ -91,7 +98,9 @@ class ActionModule(ActionBase):
     def _host(self, do: str, **step: Any) -> dict[str, Any]:
         """Run one step of the module on the host; its failure is this task's failure."""
         answer = self._execute_module(
-            module_name="gpu_fleet.vllm.release", module_args={**self._named, "host_step": {"do": do, **step}}, task_vars=self._task_vars
+            module_name="gpu_fleet.vllm.release",
+            module_args={**self._named, "host_step": {"do": do, **step}},
+            task_vars=self._task_vars,
         )
         if answer.get("failed"):
             raise AnsibleActionFail(answer.get("msg", f"{do} failed"), result=answer)
@@ -100,11 +109,13 @@ class ActionModule(ActionBase):
     def _put_right(self, given: dict[str, Any], lock: Any, text: str, found: dict[str, Any]) -> dict[str, Any]:
         if found["removable"]:
             return self._host("repair", root=given["root"], id=lock.id, digest=lock.digest)
-        incoming = str(Path(given["root"]).parent / "incoming")
+        incoming = (
+            f"{given['root']}/.incoming"  # on the disk of the releases; what comes by way of /tmp may not fit there
+        )
         files = [self._uv(given, found["python"]["architecture"])]
         if given["source"] == "wheelhouse" and not given["wheelhouse_on_host"]:
             files += _wheel_files(lock, Path(given["wheelhouse"]))
-        self._send(files, incoming)
+        self._send(files, incoming, releases.room_for(lock))
         answer = self._host(
             "build",
             lock=text,
@@ -123,7 +134,9 @@ class ActionModule(ActionBase):
         path = given["uv"]
         if not path:
             if architecture != platform.machine():
-                raise AnsibleActionFail(f"the host is {architecture} and the controller {platform.machine()}: name a uv for {architecture} with vllm_runtime_uv")
+                raise AnsibleActionFail(
+                    f"the host is {architecture} and the controller {platform.machine()}: name a uv for {architecture} with vllm_runtime_uv"
+                )
             try:
                 from uv import find_uv_bin
 
@@ -131,13 +144,15 @@ class ActionModule(ActionBase):
             except (ImportError, FileNotFoundError):
                 path = shutil.which("uv")
         if not path or not Path(path).is_file():
-            raise AnsibleActionFail("the controller has no uv; run scripts/bootstrap, or name the binary with vllm_runtime_uv")
+            raise AnsibleActionFail(
+                "the controller has no uv; run scripts/bootstrap, or name the binary with vllm_runtime_uv"
+            )
         return {"name": "uv", "path": str(path), "size": Path(path).stat().st_size, "sha256": _sha256(Path(path))}
 
-    def _send(self, files: list[dict[str, Any]], folder: str) -> None:
+    def _send(self, files: list[dict[str, Any]], folder: str, room: int) -> None:
         """Copy what the host lacks, one file at a time, so that an interrupted run goes on where it stopped."""
         wanted_by_host = [{key: item[key] for key in ("name", "size", "sha256")} for item in files]
-        wanted = set(self._host("receive", folder=folder, files=wanted_by_host, arrived=None)["wanted"])
+        wanted = set(self._host("want", folder=folder, files=wanted_by_host, room=room)["wanted"])
         if not wanted:
             return
         arrived = self._make_tmp_path()

@@ -30,30 +30,38 @@ OWNED = {
 SIZE = re.compile(r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?)$")
 
 
+def _whole_number(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and bool(re.match(r"^-?[0-9]+$", value)))
+
+
+# Kinds that one look decides: what must hold, and what to say when it does not.
+_SIMPLE = {
+    "int": (_whole_number, "it wants a whole number"),
+    "float": (lambda value: isinstance(value, (int, float)), "it wants a number"),
+    "size": (lambda value: bool(SIZE.match(str(value))), "it wants a number, with k or K and the like at most"),
+}
+
+
 def _value_fault(kind: str, value: Any, choices: Optional[List[str]]) -> Optional[str]:
     """Why this value does not fit this kind of option, or None."""
+    fault: Optional[str] = None
     if value is None:
-        return "it has no value"
-    if kind == "switch":
-        return None if isinstance(value, bool) else "it is a switch: write true or false"
-    if isinstance(value, bool):
-        return "it wants a value, not true or false"
-    if kind == "int":
-        return None if isinstance(value, int) or (isinstance(value, str) and re.match(r"^-?[0-9]+$", value)) else "it wants a whole number"
-    if kind == "float":
-        return None if isinstance(value, (int, float)) else "it wants a number"
-    if kind == "size":
-        return None if SIZE.match(str(value)) else "it wants a number, with k or K and the like at most"
-    if kind == "json":
-        return _json_fault(value)
-    if kind == "list":
+        fault = "it has no value"
+    elif kind == "switch":
+        fault = None if isinstance(value, bool) else "it is a switch: write true or false"
+    elif isinstance(value, bool):
+        fault = "it wants a value, not true or false"
+    elif kind in _SIMPLE:
+        holds, say = _SIMPLE[kind]
+        fault = None if holds(value) else say
+    elif kind == "json":
+        fault = _json_fault(value)
+    elif kind == "list":
         values = value if isinstance(value, list) else [value]
-        if not values:
-            return "an empty list is dropped by vLLM: leave the option out"
-        return _choice_fault(values, choices)
-    if isinstance(value, (dict, list)):
-        return "it wants one value"
-    return _choice_fault([value], choices)
+        fault = _choice_fault(values, choices) if values else "an empty list is dropped by vLLM: leave the option out"
+    else:
+        fault = "it wants one value" if isinstance(value, (dict, list)) else _choice_fault([value], choices)
+    return fault
 
 
 def _json_fault(value: Any) -> Optional[str]:
@@ -71,7 +79,9 @@ def _choice_fault(values: List[Any], choices: Optional[List[str]]) -> Optional[s
     return f"{', '.join(wrong)} is not one of {', '.join(choices or [])}" if wrong else None
 
 
-def check(service: str, args: Dict[str, Any], version: str, options: Dict[str, Any], removed: Dict[str, Dict[str, str]]) -> List[Finding]:
+def check(
+    service: str, args: Dict[str, Any], version: str, options: Dict[str, Any], removed: Dict[str, Dict[str, str]]
+) -> List[Finding]:
     """Findings for one service's args.
 
     options  content of data/serve_flags/VERSION.yml: flags (name to kind), choices, aliases
@@ -87,9 +97,11 @@ def check(service: str, args: Dict[str, Any], version: str, options: Dict[str, A
         if bare in OWNED:
             found.append(Finding("owned-flag", where, f"args.{written} is set by the collection", f"Use {OWNED[bare]}"))
         elif bare not in flags:
-            found.append(_unknown(where, written, bare, version, flags, removed))
+            found.append(_unknown(where, written, bare, version=version, flags=flags, removed=removed))
         elif written != name:
-            found.append(Finding("flag-spelling", where, f"args.{written} is not how a --config file spells it", f"Write {name}"))
+            found.append(
+                Finding("flag-spelling", where, f"args.{written} is not how a --config file spells it", f"Write {name}")
+            )
         else:
             kind = flags[bare]
             fault = _value_fault(kind, value, choices.get(bare))
@@ -100,9 +112,16 @@ def check(service: str, args: Dict[str, Any], version: str, options: Dict[str, A
     return found
 
 
-def _unknown(where: str, written: str, name: str, version: str, flags: Dict[str, str], removed: Dict[str, Dict[str, str]]) -> Finding:
+def _unknown(
+    where: str, written: str, name: str, *, version: str, flags: Dict[str, str], removed: Dict[str, Dict[str, str]]
+) -> Finding:
     if name in removed:
         gone = removed[name]
-        return Finding("removed-flag", where, f"args.{written} is gone since vLLM {gone['gone_in']} (this is {version})", f"Instead: {gone['instead']}")
+        return Finding(
+            "removed-flag",
+            where,
+            f"args.{written} is gone since vLLM {gone['gone_in']} (this is {version})",
+            f"Instead: {gone['instead']}",
+        )
     fix = f"{did_you_mean(name, flags)}`vllm serve --help=all` of {version} lists what there is"
     return Finding("unknown-flag", where, f"args.{written} is not an option of `vllm serve` {version}", fix)

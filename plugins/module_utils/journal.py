@@ -37,7 +37,11 @@ def why(lines: Sequence[str], before: int = 6, last: int = 8) -> List[str]:
     """The lines that say why: the first cause with `before` lines that led to it, then the `last` lines of all."""
     places = [number for number, line in enumerate(lines) if ERROR.search(strip(line)) and not ECHO.search(line)]
     tail = range(max(0, len(lines) - last), len(lines))
-    shown = sorted({*(n for n in range(places[0] - before, places[0] + 3) if 0 <= n < len(lines)), *places[-1:], *tail} if places else set(tail))
+    shown = sorted(
+        {*(n for n in range(places[0] - before, places[0] + 3) if 0 <= n < len(lines)), *places[-1:], *tail}
+        if places
+        else set(tail)
+    )
     out: List[str] = []
     for number, place in enumerate(shown):
         if number and place != shown[number - 1] + 1:

@@ -82,7 +82,9 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     replicas: List[Replica] = []
     for service in services:
         if not service.whole:
-            found.extend(_unknown_host(f"service {service.name}", n, fleet) for n in service.hosts or () if n not in fleet.hosts)
+            found.extend(
+                _unknown_host(f"service {service.name}", n, fleet) for n in service.hosts or () if n not in fleet.hosts
+            )
             continue
         made, mistakes = _replicas(service, fleet)
         found.extend(mistakes)
@@ -108,11 +110,15 @@ def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Findi
     names = list(service.hosts) if service.hosts is not None else list(fleet.hosts)
     found = [_unknown_host(where, name, fleet) for name in names if name not in fleet.hosts]
     if not names:
-        found.append(Finding("no-hosts", where, "it has no hosts", "Put hosts into the group gpu_hosts, or name them in `hosts`"))
+        found.append(
+            Finding("no-hosts", where, "it has no hosts", "Put hosts into the group gpu_hosts, or name them in `hosts`")
+        )
     size = service.hosts_per_replica
     if names and len(names) % size:
         message = f"{len(names)} hosts ({', '.join(names)}) cannot be split into replicas of {size}"
-        found.append(Finding("replica-size", where, message, f"Name a multiple of {size} hosts, or change hosts_per_replica"))
+        found.append(
+            Finding("replica-size", where, message, f"Name a multiple of {size} hosts, or change hosts_per_replica")
+        )
     if found:
         return [], found
     hosts = [fleet.hosts[name] for name in names]
@@ -131,7 +137,12 @@ def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Findi
 
 def _unknown_host(where: str, name: str, fleet: Fleet) -> Finding:
     if name in fleet.others:
-        return Finding("host-not-gpu", where, f"host {name} is not in the group gpu_hosts", "Put it into gpu_hosts, or take it out of `hosts`")
+        return Finding(
+            "host-not-gpu",
+            where,
+            f"host {name} is not in the group gpu_hosts",
+            "Put it into gpu_hosts, or take it out of `hosts`",
+        )
     fix = f"{did_you_mean(name, fleet.hosts)}The group gpu_hosts has: {', '.join(fleet.hosts) or 'no host'}"
     return Finding("unknown-host", where, f"host {name} is not in the inventory", fix)
 
@@ -143,7 +154,14 @@ def _group_findings(where: str, group: Tuple[Host, ...]) -> List[Finding]:
         values = {getattr(host, fact): host.name for host in group}
         if len(values) > 1:
             told = ", ".join(f"{name} has {value}" for value, name in values.items())
-            found.append(Finding("mixed-replica", where, f"the hosts of one replica differ in {fact}: {told}", f"Set {variable} to one value for all of them"))
+            found.append(
+                Finding(
+                    "mixed-replica",
+                    where,
+                    f"the hosts of one replica differ in {fact}: {told}",
+                    f"Set {variable} to one value for all of them",
+                )
+            )
     return found
 
 
@@ -152,7 +170,14 @@ def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]
     where, found = f"service {service.name}", []
     if group[0].accelerator == "cpu":
         if service.gpus is not None:
-            found.append(Finding("gpus-on-cpu", where, f"gpus is {list(service.gpus)}, but {group[0].name} serves on its CPU", "Leave gpus out"))
+            found.append(
+                Finding(
+                    "gpus-on-cpu",
+                    where,
+                    f"gpus is {list(service.gpus)}, but {group[0].name} serves on its CPU",
+                    "Leave gpus out",
+                )
+            )
         return None, found
     counts = {host.name: host.gpus for host in group}
     unknown = [name for name, count in counts.items() if count is None]
@@ -163,12 +188,26 @@ def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]
             return [], found
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            found.append(Finding("gpus-differ", where, f"the hosts of one replica have unequal GPU counts: {told}", "Name the GPUs to use in `gpus`"))
+            found.append(
+                Finding(
+                    "gpus-differ",
+                    where,
+                    f"the hosts of one replica have unequal GPU counts: {told}",
+                    "Name the GPUs to use in `gpus`",
+                )
+            )
     gpus = list(service.gpus) if service.gpus is not None else list(range(group[0].gpus or 0))
     for name, count in counts.items():
         beyond = [number for number in gpus if count is not None and number >= count]
         if beyond:
-            found.append(Finding("gpu-missing", where, f"GPU {', '.join(map(str, beyond))} is not on {name}, which has {count} (fleet_gpus)", "Name GPUs that it has"))
+            found.append(
+                Finding(
+                    "gpu-missing",
+                    where,
+                    f"GPU {', '.join(map(str, beyond))} is not on {name}, which has {count} (fleet_gpus)",
+                    "Name GPUs that it has",
+                )
+            )
     if len(gpus) % service.replicas_per_host:
         message = f"{len(gpus)} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
         found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
@@ -197,16 +236,33 @@ def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
         pipeline = _share(places, tensor * (data or 1) * (prefill or 1)) if places else max(1, nodes // tensor)
         reasons.append(f"pipeline-parallel-size {pipeline}: across {nodes} host{'s' if nodes > 1 else ''}")
     world = tensor * pipeline * (data or 1) * (prefill or 1)
-    told = " x ".join(f"{name.replace('-parallel-size', '')} {value}" for name, value in zip(PARALLEL, (tensor, pipeline, data, prefill)) if value)
+    told = " x ".join(
+        f"{name.replace('-parallel-size', '')} {value}"
+        for name, value in zip(PARALLEL, (tensor, pipeline, data, prefill), strict=False)
+        if value
+    )
     if places is not None and world != places:
         message = f"{told} = {world} processes, but a replica has {places} GPUs ({nodes} host{'s' if nodes > 1 else ''} with {places // nodes})"
-        found.append(Finding("world-size", where, message, "Change the sizes in args, or `gpus`, or hosts_per_replica, so that the two are equal"))
+        found.append(
+            Finding(
+                "world-size",
+                where,
+                message,
+                "Change the sizes in args, or `gpus`, or hosts_per_replica, so that the two are equal",
+            )
+        )
     elif world % nodes:
         message = f"{told} = {world} processes cannot be spread evenly over {nodes} hosts"
-        found.append(Finding("world-size", where, message, f"Make the product a multiple of {nodes}, or change hosts_per_replica"))
+        found.append(
+            Finding(
+                "world-size", where, message, f"Make the product a multiple of {nodes}, or change hosts_per_replica"
+            )
+        )
     if nodes > 1 and (data or 1) > 1:
         message = f"data-parallel-size {data} within one replica of {nodes} hosts"
-        found.append(Finding("data-parallel-hosts", where, message, "Use several replicas instead: a smaller hosts_per_replica"))
+        found.append(
+            Finding("data-parallel-hosts", where, message, "Use several replicas instead: a smaller hosts_per_replica")
+        )
     return {"tensor": tensor, "pipeline": pipeline, "world": world, "reasons": reasons}, found
 
 
@@ -225,13 +281,22 @@ def _model_findings(service: Service, fleet: Fleet) -> List[Finding]:
     if not service.model or service.model.startswith("/") or service.model in fleet.models:
         return []
     fix = f"{did_you_mean(service.model, fleet.models)}Known: {', '.join(fleet.models) or 'none'}; an absolute path on the hosts is fine, too"
-    return [Finding("unknown-model", f"service {service.name}", f"model {service.model} is not in model_store_models", fix)]
+    return [
+        Finding("unknown-model", f"service {service.name}", f"model {service.model} is not in model_store_models", fix)
+    ]
 
 
 def _consent_findings(service: Service) -> List[Finding]:
     if service.args.get("trust-remote-code") and not service.allow_remote_code:
         fix = "Read that code, pin its revision, and then give the service allow_remote_code: true"
-        return [Finding("remote-code", f"service {service.name}", "args.trust-remote-code runs the model's own Python on the hosts", fix)]
+        return [
+            Finding(
+                "remote-code",
+                f"service {service.name}",
+                "args.trust-remote-code runs the model's own Python on the hosts",
+                fix,
+            )
+        ]
     return []
 
 
@@ -247,7 +312,14 @@ def _gpu_findings(replicas: Iterable[Replica]) -> List[Finding]:
                     clash.setdefault(other, []).append(number)
             for other, numbers in clash.items():
                 message = f"GPU {', '.join(map(str, numbers))} of {host.name} is used by {other} and {replica.instance}"
-                found.append(Finding("gpu-taken", f"service {replica.service.name}", message, "Give each service its own `gpus`, or its own hosts"))
+                found.append(
+                    Finding(
+                        "gpu-taken",
+                        f"service {replica.service.name}",
+                        message,
+                        "Give each service its own `gpus`, or its own hosts",
+                    )
+                )
     return found
 
 
@@ -265,7 +337,14 @@ def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[
         first = replica.service.port_base + replica.slot * layout["stride"]
         block = range(first, first + layout["stride"])
         if block[-1] > 65535:
-            found.append(Finding("port-range", where, f"the ports of {replica.instance} end at {block[-1]}", "Choose a smaller port_base"))
+            found.append(
+                Finding(
+                    "port-range",
+                    where,
+                    f"the ports of {replica.instance} end at {block[-1]}",
+                    "Choose a smaller port_base",
+                )
+            )
             continue
         for host in replica.hosts:
             others = {owner[host.name, port] for port in block if (host.name, port) in owner}
@@ -277,15 +356,23 @@ def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[
             low, high = host.ports
             if block[0] <= high and block[-1] >= low:
                 message = f"ports {block[0]} to {block[-1]} lie in nccl_port_range {low}-{high} of {host.name}, where the kernel hands ports out"
-                found.append(Finding("port-ephemeral", where, message, f"Choose a port_base below {low - layout['stride']}"))
+                found.append(
+                    Finding("port-ephemeral", where, message, f"Choose a port_base below {low - layout['stride']}")
+                )
     return found
 
 
 # --- The plan itself --------------------------------------------------------------------------------------------
 
 
-def _plan(services: Sequence[Service], replicas: Sequence[Replica], sizes: Dict[str, Any], fleet: Fleet) -> Dict[str, Any]:
-    plan: Dict[str, Any] = {"services": {}, "replicas": {}, "hosts": {name: {"instances": [], "openings": []} for name in fleet.hosts}}
+def _plan(
+    services: Sequence[Service], replicas: Sequence[Replica], sizes: Dict[str, Any], fleet: Fleet
+) -> Dict[str, Any]:
+    plan: Dict[str, Any] = {
+        "services": {},
+        "replicas": {},
+        "hosts": {name: {"instances": [], "openings": []} for name in fleet.hosts},
+    }
     for service in services:
         own = [r for r in replicas if r.service is service]
         plan["services"][service.name] = {
@@ -335,7 +422,9 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         "pipeline-parallel-size": size["pipeline"],
     }
     if nodes > 1:
-        config.update({"nnodes": nodes, "node-rank": rank, "master-addr": head.address, "master-port": ports["rank_store"]})
+        config.update(
+            {"nnodes": nodes, "node-rank": rank, "master-addr": head.address, "master-port": ports["rank_store"]}
+        )
         if rank:
             config["headless"] = True
     config.update(service.args)
@@ -358,14 +447,18 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
     }
 
 
-def _openings(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet) -> List[Dict[str, Any]]:
+def _openings(
+    replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet
+) -> List[Dict[str, Any]]:
     """What the firewall lets in on this host for this replica; an empty `from` is nobody."""
     service, host = replica.service, replica.hosts[rank]
     peers = [h.address for h in replica.hosts if h.name != host.name]
     openings = []
     if rank == 0:
         sources = list(service.clients) + [a for a in [*fleet.watchers, *peers] if a not in service.clients]
-        openings.append({"name": f"{replica.instance} api", "ports": [str(ports["api"])], "proto": "tcp", "from": sources})
+        openings.append(
+            {"name": f"{replica.instance} api", "ports": [str(ports["api"])], "proto": "tcp", "from": sources}
+        )
     if size["world"] > 1:
         # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only.
         ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]

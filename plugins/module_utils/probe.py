@@ -44,7 +44,9 @@ class Answer:
         return not self.problem
 
 
-def request(url: str, key: Optional[str] = None, payload: Optional[Dict[str, Any]] = None, deadline: float = 10.0) -> Answer:
+def request(
+    url: str, key: Optional[str] = None, payload: Optional[Dict[str, Any]] = None, deadline: float = 10.0
+) -> Answer:
     """One HTTP request; JSON in, JSON out. deadline is in seconds, for connecting and for each read."""
     data = json.dumps(payload).encode() if payload is not None else None
     call = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
@@ -61,21 +63,31 @@ def request(url: str, key: Optional[str] = None, payload: Optional[Dict[str, Any
         return Answer(error.code, time.monotonic() - began, f"HTTP {error.code} from {url}")
     except (OSError, ValueError) as error:
         timed_out = isinstance(error, socket.timeout) or "timed out" in str(error)
-        problem = f"no answer from {url} within {deadline:g} s" if timed_out else f"{url}: {getattr(error, 'reason', error)}"
+        problem = (
+            f"no answer from {url} within {deadline:g} s" if timed_out else f"{url}: {getattr(error, 'reason', error)}"
+        )
         return Answer(0, time.monotonic() - began, problem)
 
 
 def completion(base: str, key: Optional[str], model: str, deadline: float = 30.0) -> Answer:
     """One token from /v1/completions, checked: a choice with text or a finish reason, and one token counted."""
-    answer = request(f"{base}/v1/completions", key, {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}, deadline)
+    answer = request(
+        f"{base}/v1/completions", key, {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}, deadline
+    )
     if not answer.right:
         return answer
     try:
         choice, tokens = answer.body["choices"][0], answer.body["usage"]["completion_tokens"]
-        wrong = "" if tokens == 1 and isinstance(choice["text"], str) else f"{tokens} tokens and the text {choice.get('text')!r}"
+        wrong = (
+            ""
+            if tokens == 1 and isinstance(choice["text"], str)
+            else f"{tokens} tokens and the text {choice.get('text')!r}"
+        )
     except (KeyError, IndexError, TypeError):
         wrong = f"the answer {json.dumps(answer.body)[:200]}"
-    return Answer(answer.status, answer.seconds, f"{base} gave {wrong} instead of one token" if wrong else "", answer.body)
+    return Answer(
+        answer.status, answer.seconds, f"{base} gave {wrong} instead of one token" if wrong else "", answer.body
+    )
 
 
 def prepare(cache: str) -> None:

@@ -12,7 +12,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 Result = Mapping[str, Any]  # what gpu_fleet.vllm.generation returned for one instance on one host
 
 
-def actions(plan: Mapping[str, Any], results: Mapping[str, Sequence[Result]], allow_outage: bool = False) -> Dict[str, List[str]]:
+def actions(
+    plan: Mapping[str, Any], results: Mapping[str, Sequence[Result]], allow_outage: bool = False
+) -> Dict[str, List[str]]:
     """What to do with each replica.
 
     results       host to the results of gpu_fleet.vllm.generation, each with `item` as the loop had it; hosts that are
@@ -22,7 +24,10 @@ def actions(plan: Mapping[str, Any], results: Mapping[str, Sequence[Result]], al
     refuse        messages: what is needed and must not be done now
     """
     known = {
-        (result["item"]["instance"], host): result for host, all_of_host in results.items() for result in all_of_host if "restart_reasons" in result
+        (result["item"]["instance"], host): result
+        for host, all_of_host in results.items()
+        for result in all_of_host
+        if "restart_reasons" in result
     }
     out: Dict[str, List[str]] = {"start": [], "restart": [], "refuse": []}
     for instance, replica in plan["replicas"].items():

@@ -30,14 +30,22 @@ class Key:
 KEYS: Dict[str, Key] = {
     "name": Key("name", True, "Name of the service; its replicas are NAME.0, NAME.1 and so on."),
     "model": Key("text", True, "An entry of model_store_models, or an absolute path on the hosts."),
-    "served_model_names": Key("texts", False, "Names that requests may use; the first one labels metrics. Default: the service's name."),
+    "served_model_names": Key(
+        "texts", False, "Names that requests may use; the first one labels metrics. Default: the service's name."
+    ),
     "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
     "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
     "replicas_per_host": Key("count", False, "Copies on each host, when hosts_per_replica is 1. Default 1."),
     "gpus": Key("gpus", False, "GPU numbers used on every host. Default: all that fleet_gpus says."),
     "port_base": Key("port", False, "First port of the block of 16 that a replica uses. Default 8000."),
-    "clients": Key("cidrs", False, "Addresses or CIDRs that may reach the API port besides gateways and monitors; the word any opens it to all."),
-    "allow_remote_code": Key("flag", False, "Consent to args.trust-remote-code: the model's own Python runs on the hosts. Default false."),
+    "clients": Key(
+        "cidrs",
+        False,
+        "Addresses or CIDRs that may reach the API port besides gateways and monitors; the word any opens it to all.",
+    ),
+    "allow_remote_code": Key(
+        "flag", False, "Consent to args.trust-remote-code: the model's own Python runs on the hosts. Default false."
+    ),
     "args": Key("mapping", False, "Options of `vllm serve`, as its own --config YAML spells them."),
     "env": Key("env", False, "Further environment variables of the server."),
 }
@@ -65,7 +73,12 @@ def _is_text(value: Any) -> bool:
 
 
 def _list_of(value: Any, check: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(check(v) for v in value) and len(set(map(str, value))) == len(value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(check(v) for v in value)
+        and len(set(map(str, value))) == len(value)
+    )
 
 
 _CHECKS = {
@@ -78,8 +91,13 @@ _CHECKS = {
     "cidrs": lambda v: isinstance(v, list) and all(isinstance(c, str) and CIDR.match(c) for c in v),
     "flag": lambda v: isinstance(v, bool),
     "mapping": lambda v: isinstance(v, dict) and all(isinstance(k, str) for k in v),
-    "env": lambda v: isinstance(v, dict)
-    and all(re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", str(k)) and (_is_text(x) or _is_int(x)) and "\n" not in str(x) for k, x in v.items()),
+    "env": lambda v: (
+        isinstance(v, dict)
+        and all(
+            re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", str(k)) and (_is_text(x) or _is_int(x)) and "\n" not in str(x)
+            for k, x in v.items()
+        )
+    ),
 }
 
 
@@ -110,7 +128,12 @@ def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
     for key in raw:
         if key not in KEYS:
             found.append(
-                Finding("unknown-key", where, f"unknown key {key!r}", f"{did_you_mean(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}")
+                Finding(
+                    "unknown-key",
+                    where,
+                    f"unknown key {key!r}",
+                    f"{did_you_mean(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}",
+                )
             )
     for key, spec in KEYS.items():
         if key not in raw:
@@ -147,22 +170,43 @@ def read(raw: Any) -> Tuple[List[Service], List[Finding]]:
     """
     if not isinstance(raw, list):
         message = f"vllm_services is {type(raw).__name__}, not a list"
-        return [], [Finding("wrong-type", "vllm_services", message, "Write one entry a served model, beginning with `- name:`")]
+        return [], [
+            Finding("wrong-type", "vllm_services", message, "Write one entry a served model, beginning with `- name:`")
+        ]
     services: List[Service] = []
     found: List[Finding] = []
     names: Dict[str, int] = {}
     for number, entry in enumerate(raw, 1):
         if not isinstance(entry, dict):
-            found.append(Finding("wrong-type", f"vllm_services, entry {number}", f"it is {entry!r}", "It must be a mapping with at least name and model"))
+            found.append(
+                Finding(
+                    "wrong-type",
+                    f"vllm_services, entry {number}",
+                    f"it is {entry!r}",
+                    "It must be a mapping with at least name and model",
+                )
+            )
             continue
         where = f"service {entry['name']}" if _is_text(entry.get("name")) else f"vllm_services, entry {number}"
         mistakes = _check_keys(where, entry)
         if _is_text(entry.get("name")) and entry["name"] in names:
-            mistakes.append(Finding("name-taken", where, f"entries {names[entry['name']]} and {number} have the same name", "Give each service its own name"))
+            mistakes.append(
+                Finding(
+                    "name-taken",
+                    where,
+                    f"entries {names[entry['name']]} and {number} have the same name",
+                    "Give each service its own name",
+                )
+            )
         names.setdefault(str(entry.get("name")), number)
         if entry.get("replicas_per_host", 1) != 1 and entry.get("hosts_per_replica", 1) != 1:
             mistakes.append(
-                Finding("replica-shape", where, "hosts_per_replica and replicas_per_host are both above 1", "A replica either spans hosts or shares one: leave one of them out")
+                Finding(
+                    "replica-shape",
+                    where,
+                    "hosts_per_replica and replicas_per_host are both above 1",
+                    "A replica either spans hosts or shares one: leave one of them out",
+                )
             )
         found.extend(mistakes)
         right = {key: value for key, value in entry.items() if key in KEYS and _CHECKS[KEYS[key].kind](value)}

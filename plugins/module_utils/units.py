@@ -8,7 +8,17 @@ import subprocess
 from dataclasses import dataclass
 from typing import Dict, List, Optional
 
-PROPERTIES = ("ActiveState", "SubState", "MainPID", "InvocationID", "UnitFileState", "Result", "ExecMainCode", "ExecMainStatus", "LoadState")
+PROPERTIES = (
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "InvocationID",
+    "UnitFileState",
+    "Result",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "LoadState",
+)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,7 +43,9 @@ class Unit:
 
 
 def systemctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["systemctl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    return subprocess.run(
+        ["systemctl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, check=False
+    )
 
 
 def unit_name(instance: str) -> str:
@@ -44,7 +56,8 @@ def show(instance: str) -> Unit:
     """The state of an instance's unit; a unit that does not exist is inactive."""
     name = unit_name(instance)
     said: Dict[str, str] = dict(
-        line.partition("=")[::2] for line in systemctl("show", name, "--property=" + ",".join(PROPERTIES)).stdout.splitlines()
+        line.partition("=")[::2]
+        for line in systemctl("show", name, "--property=" + ",".join(PROPERTIES)).stdout.splitlines()
     )
     pid = int(said.get("MainPID") or 0)
     return Unit(
@@ -101,7 +114,15 @@ def limits(pid: int) -> Dict[str, int]:
 def journal(invocation: str, most: int = 4000) -> List[str]:
     """The messages of one invocation of a unit, systemd's own about it included, oldest first."""
     run = subprocess.run(
-        ["journalctl", "--no-pager", "--output=cat", f"--lines={most}", f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"],
+        [
+            "journalctl",
+            "--no-pager",
+            "--output=cat",
+            f"--lines={most}",
+            f"_SYSTEMD_INVOCATION_ID={invocation}",
+            "+",
+            f"INVOCATION_ID={invocation}",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         universal_newlines=True,

@@ -79,14 +79,14 @@ running_generation: {description: ID that the running process was started from.,
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
 """
 
-import fcntl  # noqa: E402
-import hashlib  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import subprocess  # noqa: E402
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import probe, units  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import probe, units
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """
@@ -143,7 +143,9 @@ class Generation:
         self.repaired = sorted(faults)
         started = self.unit.started
         if self.unit.generation == self.id and started:
-            self.stale = sorted(n for n, when in faults.items() if n in self.files and when is not None and when < started)
+            self.stale = sorted(
+                n for n, when in faults.items() if n in self.files and when is not None and when < started
+            )
         if self.module.check_mode:
             return
         for name in faults:
@@ -174,7 +176,12 @@ class Generation:
         os.rename(beside, self.path)
 
     def judge(self, config):
-        environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/nonexistent",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         run = subprocess.run(
             [os.path.join(self.release, "bin", "python"), "-B", "-c", PARSE, config],
             stdout=subprocess.PIPE,
@@ -352,13 +359,26 @@ def main():
         "restart_reasons": reasons,
     }
     if changes:
-        shown = {name: read(os.path.join(generation.path, name)) for name in generation.repaired if name in generation.files}
+        shown = {
+            name: read(os.path.join(generation.path, name)) for name in generation.repaired if name in generation.files
+        }
         result["diff"] = [
-            {"before": before[name], "after": content, "before_header": os.path.join(current, name), "after_header": os.path.join(generation.path, name)}
+            {
+                "before": before[name],
+                "after": content,
+                "before_header": os.path.join(current, name),
+                "after_header": os.path.join(generation.path, name),
+            }
             for name, content in generation.files.items()
             if before[name] != content or name in shown
         ]
-        result["diff"].append({"before": "", "after": "".join(f"{change}\n" for change in changes), "after_header": f"{generation.home}: written or put right"})
+        result["diff"].append(
+            {
+                "before": "",
+                "after": "".join(f"{change}\n" for change in changes),
+                "after_header": f"{generation.home}: written or put right",
+            }
+        )
     module.exit_json(**result)
 
 

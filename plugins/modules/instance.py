@@ -68,12 +68,12 @@ seconds: {description: How long the start took., returned: success, type: float}
 msg: {description: "Why a start failed, with the lines of the journal that say it.", returned: failure, type: str}
 """
 
-import os  # noqa: E402
-import time  # noqa: E402
+import os
+import time
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import why  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import why
 
 PAUSE = 0.5  # seconds between two looks
 
@@ -110,7 +110,11 @@ class Watch:
         if unit.active in ("activating", "active", "failed"):
             # Before that, systemd still shows the invocation of the run before.
             self.invocation = self.invocation or unit.invocation
-        over = unit.active in ("failed", "deactivating") or unit.sub == "auto-restart" or (unit.sub == "start-post" and not unit.pid)
+        over = (
+            unit.active in ("failed", "deactivating")
+            or unit.sub == "auto-restart"
+            or (unit.sub == "start-post" and not unit.pid)
+        )
         if over or (self.invocation and unit.invocation != self.invocation):
             return f"the unit ended: {unit.result}, {unit.exit}"
         if unit.active == "active":
@@ -161,7 +165,8 @@ def start(module, unit, link):
         units.systemctl("stop", unit.name)
         log = why(units.journal(watch.invocation)) if watch.invocation else []
         module.fail_json(
-            msg=f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:\n" + "\n".join(log),
+            msg=f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:\n"
+            + "\n".join(log),
             active=units.show(p["instance"]).active,
         )
     return time.monotonic() - began

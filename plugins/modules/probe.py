@@ -42,10 +42,10 @@ seconds: {description: How long the answer took., returned: always, type: float}
 status: {description: HTTP status; 0 when there was no answer., returned: always, type: int}
 """
 
-import os  # noqa: E402
+import os
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.probe import completion  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.probe import completion
 
 
 def main():
@@ -63,7 +63,9 @@ def main():
     result = {"changed": False, "seconds": round(answer.seconds, 3), "status": answer.status}
     if not answer.right:
         fix = "The unit runs, but it does not serve. Its journal on all hosts of the replica says more: journalctl -u 'vllm@*'"
-        module.fail_json(msg=f"{os.uname().nodename}: the probe of {p['model']} failed: {answer.problem}. {fix}", **result)
+        module.fail_json(
+            msg=f"{os.uname().nodename}: the probe of {p['model']} failed: {answer.problem}. {fix}", **result
+        )
     module.exit_json(**result)
 
 

@@ -11,7 +11,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load(name: str) -> Any:
     """Content of data/NAME.yml.
 
@@ -20,12 +20,12 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / "data" / f"{name}.yml").read_text(encoding="utf-8"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def role_names() -> tuple[str, ...]:
     return tuple(sorted(path.parents[1].name for path in ROOT.glob("roles/*/meta/argument_specs.yml")))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def role_options(role: str) -> dict[str, Any]:
     """The variables of a role: name to the options of its argument spec."""
     spec = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))

@@ -64,7 +64,14 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         hosts[name] = host
         found.extend(mistakes)
     if not hosts:
-        found.append(Finding("no-hosts", "inventory", "the group gpu_hosts is empty or missing", "Name the hosts that serve models in it"))
+        found.append(
+            Finding(
+                "no-hosts",
+                "inventory",
+                "the group gpu_hosts is empty or missing",
+                "Name the hosts that serve models in it",
+            )
+        )
     raw, mistakes = _same_everywhere(inventory, hosts, "vllm_services", [])
     found.extend(mistakes)
     read_services, mistakes = services.read(raw)
@@ -76,7 +83,9 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
     fleet = plan.Fleet(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
-        watchers=list(dict.fromkeys(_address(inventory, n) for g in ("gateways", "monitors") for n in inventory.group(g))),
+        watchers=list(
+            dict.fromkeys(_address(inventory, n) for g in ("gateways", "monitors") for n in inventory.group(g))
+        ),
         models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
@@ -92,7 +101,11 @@ def _same_everywhere(inventory: Inventory, hosts: Iterable[str], name: str, defa
     if not differ:
         return first, []
     fix = "Set it for the whole group gpu_hosts, not for single hosts"
-    return first, [Finding("not-one-value", name, f"it differs between hosts ({', '.join(differ)} against {next(iter(values))})", fix)]
+    return first, [
+        Finding(
+            "not-one-value", name, f"it differs between hosts ({', '.join(differ)} against {next(iter(values))})", fix
+        )
+    ]
 
 
 # --- Hosts ------------------------------------------------------------------------------------------------------
@@ -107,13 +120,27 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     found = []
     address = _address(inventory, name)
     if not address:
-        found.append(Finding("no-address", where, "it has no address", "Set fleet_address (its address on the cluster network) or ansible_host"))
+        found.append(
+            Finding(
+                "no-address",
+                where,
+                "it has no address",
+                "Set fleet_address (its address on the cluster network) or ansible_host",
+            )
+        )
     elif not services.CIDR.match(str(address)) or address == "any" or "/" in str(address):
         fix = "Set fleet_address to its IPv4 or IPv6 address on the cluster network; firewall rules and ranks need the number"
         found.append(Finding("address-name", where, f"its address is {address!r}, which is not a number", fix))
     system = inventory.get(name, "fleet_system", "debian-12")
     if system not in versions["systems"]:
-        found.append(Finding("unknown-system", where, f"fleet_system is {system!r}", f"{did_you_mean(system, versions['systems'])}Supported: {', '.join(versions['systems'])}"))
+        found.append(
+            Finding(
+                "unknown-system",
+                where,
+                f"fleet_system is {system!r}",
+                f"{did_you_mean(system, versions['systems'])}Supported: {', '.join(versions['systems'])}",
+            )
+        )
     accelerator = inventory.role_value(name, "vllm_runtime", "vllm_runtime_accelerator")
     kind = "cpu" if accelerator == "cpu" else "cuda"
     version = inventory.role_value(name, "vllm_runtime", "vllm_runtime_version") or versions["defaults"][kind]
@@ -144,7 +171,10 @@ def _grouped(faults: Iterable[tuple[tuple[str, str, str], str]]) -> list[Finding
     by_fault: dict[tuple[str, str, str], list[str]] = {}
     for fault, host in faults:
         by_fault.setdefault(fault, []).append(host)
-    return [Finding(fault[0], f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}", *fault[1:]) for fault, hosts in by_fault.items()]
+    return [
+        Finding(fault[0], f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}", *fault[1:])
+        for fault, hosts in by_fault.items()
+    ]
 
 
 def _release_findings(hosts: Iterable[plan.Host]) -> list[Finding]:
@@ -157,20 +187,36 @@ def _release_fault(host: plan.Host) -> tuple[str, str, str] | None:
     releases = data.load("versions")["releases"]
     release = releases.get(host.version)
     if release is None:
-        return ("unknown-release", f"vllm_runtime_version is {host.version}, which is not offered", f"Offered: {', '.join(releases)}")
+        return (
+            "unknown-release",
+            f"vllm_runtime_version is {host.version}, which is not offered",
+            f"Offered: {', '.join(releases)}",
+        )
     if host.accelerator not in release["accelerators"]:
         offered = ", ".join(release["accelerators"])
-        return ("unknown-accelerator", f"vLLM {host.version} is not offered for accelerator {host.accelerator}", f"Offered for {host.version}: {offered}")
+        return (
+            "unknown-accelerator",
+            f"vLLM {host.version} is not offered for accelerator {host.accelerator}",
+            f"Offered for {host.version}: {offered}",
+        )
     if host.python and host.python not in release["python"]:
         fix = (
             f"It runs on Python {', '.join(release['python'])}: install one of them and name it in vllm_runtime_python "
             f"(such as /usr/bin/python{release['python'][0]}), or choose an older release"
         )
         return ("no-python", f"vLLM {host.version} does not run on Python {host.python} of {host.system}", fix)
-    if host.python and f"vllm-{host.version}-{host.accelerator}-py{host.python.replace('.', '')}-{host.architecture}.lock" not in data.lock_files():
+    if (
+        host.python
+        and f"vllm-{host.version}-{host.accelerator}-py{host.python.replace('.', '')}-{host.architecture}.lock"
+        not in data.lock_files()
+    ):
         locked = [name for name in data.lock_files() if name.startswith(f"vllm-{host.version}-{host.accelerator}-")]
         fix = f"Make it: scripts/lock {host.version} {host.accelerator} --python {host.python}. There are: {', '.join(locked) or 'none for it'}"
-        return ("no-lock", f"there is no lock of vLLM {host.version} for {host.accelerator}, Python {host.python}, {host.architecture}", fix)
+        return (
+            "no-lock",
+            f"there is no lock of vLLM {host.version} for {host.accelerator}, Python {host.python}, {host.architecture}",
+            fix,
+        )
     return None
 
 
@@ -191,7 +237,12 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
     """Every service has a key of its own; the keys themselves are never part of a message."""
     keys, found = _same_everywhere(inventory, hosts, "vllm_service_api_keys", {})
     if not isinstance(keys, dict):
-        return [*found, Finding("wrong-type", "vllm_service_api_keys", "it is not a mapping", "Write one line a service: NAME: KEY")]
+        return [
+            *found,
+            Finding(
+                "wrong-type", "vllm_service_api_keys", "it is not a mapping", "Write one line a service: NAME: KEY"
+            ),
+        ]
     names = [service.name for service in read_services]
     for name in names:
         key = keys.get(name)
@@ -200,10 +251,24 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
             found.append(Finding("no-key", f"service {name}", "it has no API key", fix))
         elif not isinstance(key, str) or len(key) < KEY_LENGTH or not re.match(r"^[!-~]+$", key):
             fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as the output of `openssl rand -hex 32`"
-            found.append(Finding("weak-key", f"service {name}", "its API key is too short or has characters that a header cannot carry", fix))
+            found.append(
+                Finding(
+                    "weak-key",
+                    f"service {name}",
+                    "its API key is too short or has characters that a header cannot carry",
+                    fix,
+                )
+            )
     for name in keys:
         if name not in names:
-            found.append(Finding("unknown-service", f"vllm_service_api_keys.{name}", "there is no such service", f"{did_you_mean(name, names)}Services: {', '.join(names)}"))
+            found.append(
+                Finding(
+                    "unknown-service",
+                    f"vllm_service_api_keys.{name}",
+                    "there is no such service",
+                    f"{did_you_mean(name, names)}Services: {', '.join(names)}",
+                )
+            )
     return found
 
 
@@ -229,16 +294,28 @@ def _unknown_variable(name: str) -> tuple[str, str, str] | None:
     if name in FACTS or name in FLEET_VARIABLES or name == "vllm_services":
         return None
     if name.startswith("fleet_"):
-        return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, FLEET_VARIABLES)}Known: {', '.join(sorted(FLEET_VARIABLES))}")
+        return (
+            "unknown-variable",
+            f"unknown variable {name}",
+            f"{did_you_mean(name, FLEET_VARIABLES)}Known: {', '.join(sorted(FLEET_VARIABLES))}",
+        )
     for role in sorted(data.role_names(), key=len, reverse=True):
         if name.startswith(f"{role}_"):
             options = data.role_options(role)
             if name in options:
                 return None
-            return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, options)}The role's README lists what {role} knows")
+            return (
+                "unknown-variable",
+                f"unknown variable {name}",
+                f"{did_you_mean(name, options)}The role's README lists what {role} knows",
+            )
     if name.startswith("vllm_"):
         known = ["vllm_services", *(o for role in data.role_names() for o in data.role_options(role))]
-        return ("unknown-variable", f"unknown variable {name}", f"{did_you_mean(name, known)}No role of the collection reads it")
+        return (
+            "unknown-variable",
+            f"unknown variable {name}",
+            f"{did_you_mean(name, known)}No role of the collection reads it",
+        )
     return None
 
 
@@ -265,7 +342,10 @@ def _spec(option: Mapping[str, Any]) -> dict[str, Any]:
     drop: Callable[[str], bool] = lambda key: key in ("description", "version_added", "default")  # noqa: E731
     spec = {key: value for key, value in option.items() if not drop(key)}
     if isinstance(spec.get("options"), dict):
-        spec["options"] = {name: _spec(inner) | ({"default": inner["default"]} if "default" in inner else {}) for name, inner in spec["options"].items()}
+        spec["options"] = {
+            name: _spec(inner) | ({"default": inner["default"]} if "default" in inner else {})
+            for name, inner in spec["options"].items()
+        }
     return spec
 
 

@@ -56,7 +56,10 @@ def role(folder: pathlib.Path) -> str:
     spec = yaml.safe_load((folder / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]
     described = spec.get("description", [])
     described = described if isinstance(described, list) else [described]
-    out = NOTE.format(source="meta/argument_specs.yml") + f"# gpu_fleet.vllm.{folder.name}\n\n{text(spec['short_description'])}.\n\n"
+    out = (
+        NOTE.format(source="meta/argument_specs.yml")
+        + f"# gpu_fleet.vllm.{folder.name}\n\n{text(spec['short_description'])}.\n\n"
+    )
     out += "".join(f"- {text(line)}\n" for line in described)
     rows = list(option_rows(spec.get("options", {})))
     return out + ("\n## Variables\n\n" + table(["variable", "type", "default", "meaning"], rows) if rows else "")
@@ -64,7 +67,10 @@ def role(folder: pathlib.Path) -> str:
 
 def ports() -> str:
     layout = yaml.safe_load((ROOT / "data/ports.yml").read_text())
-    rows = [[name, f"port_base + {port['offset']}", str(port["span"]), port["what"], port["from"]] for name, port in layout["offsets"].items()]
+    rows = [
+        [name, f"port_base + {port['offset']}", str(port["span"]), port["what"], port["from"]]
+        for name, port in layout["offsets"].items()
+    ]
     return (
         NOTE.format(source="data/ports.yml")
         + "# Ports\n\n"
@@ -92,19 +98,40 @@ def releases() -> str:
     rows = []
     for version, release in known["releases"].items():
         for name, accelerator in release["accelerators"].items():
-            made = sorted({lock.split("-py")[1].split("-")[0] for lock in locks if lock.startswith(f"vllm-{version}-{name}-py")}, key=lambda p: int(p[1:]))
+            made = sorted(
+                {lock.split("-py")[1].split("-")[0] for lock in locks if lock.startswith(f"vllm-{version}-{name}-py")},
+                key=lambda p: int(p[1:]),
+            )
             driver = (accelerator.get("min_driver") or {}).get("toolkit", "")
             locked = ", ".join(f"3.{p[1:]}" for p in made) or "missing: scripts/lock has the recipe"
             engine = accelerator["engine"]
-            rows.append([version, name, accelerator["status"], locked, f"{engine['package']} {engine['version']} by {engine['by']}", accelerator["torch"], driver])
+            rows.append(
+                [
+                    version,
+                    name,
+                    accelerator["status"],
+                    locked,
+                    f"{engine['package']} {engine['version']} by {engine['by']}",
+                    accelerator["torch"],
+                    driver,
+                ]
+            )
     head = ["vLLM", "accelerator", "status", "locks for Python", "engine", "torch", "driver, at least"]
     default = f"Default on GPUs: {known['defaults']['cuda']}. Default on CPU: {known['defaults']['cpu']}.\n\n"
     return NOTE.format(source="data/versions.yml") + "# Releases\n\n" + default + table(head, rows)
 
 
 def documents() -> dict[pathlib.Path, str]:
-    made = {folder / "README.md": role(folder) for folder in sorted((ROOT / "roles").iterdir()) if (folder / "meta/argument_specs.yml").exists()}
-    return made | {ROOT / "docs/ports.md": ports(), ROOT / "docs/services.md": services(), ROOT / "docs/releases.md": releases()}
+    made = {
+        folder / "README.md": role(folder)
+        for folder in sorted((ROOT / "roles").iterdir())
+        if (folder / "meta/argument_specs.yml").exists()
+    }
+    return made | {
+        ROOT / "docs/ports.md": ports(),
+        ROOT / "docs/services.md": services(),
+        ROOT / "docs/releases.md": releases(),
+    }
 
 
 def main() -> int:

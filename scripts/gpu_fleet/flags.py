@@ -23,7 +23,7 @@ def serve_parser() -> argparse.ArgumentParser:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     subparsers = FlexibleArgumentParser().add_subparsers(dest="subparser")
-    return [command.subparser_init(subparsers) for command in cmd_init()][0]
+    return next(command.subparser_init(subparsers) for command in cmd_init())
 
 
 def type_name(convert: typing.Any) -> str:
@@ -59,7 +59,7 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, typing.Any]:
             continue
         name, *others = longs
         flags[name] = kind(action)
-        aliases.update({other: name for other in others})
+        aliases.update(dict.fromkeys(others, name))
         if action.choices and flags[name] in ("str", "list"):
             choices[name] = sorted(str(c) for c in action.choices)
     return {"flags": dict(sorted(flags.items())), "choices": choices, "aliases": aliases}

@@ -34,15 +34,32 @@ class Run:
 
 
 def services(chat=None, single=None, env=None):
-    chat_service = {"name": "chat", "model": "/srv/models/none", "hosts_per_replica": 2, "args": chat or {}, "env": env or {}}
+    chat_service = {
+        "name": "chat",
+        "model": "/srv/models/none",
+        "hosts_per_replica": 2,
+        "args": chat or {},
+        "env": env or {},
+    }
     return [chat_service, {"name": "single", "model": "/srv/models/none", "port_base": 8100, "args": single or {}}]
 
 
 def play(*options, **variables) -> Run:
-    command = [f"{Path(sys.executable).parent}/ansible-playbook", str(ROOT / "molecule/rollout/converge.yml"), "-i", str(INVENTORY)]
+    command = [
+        f"{Path(sys.executable).parent}/ansible-playbook",
+        str(ROOT / "molecule/rollout/converge.yml"),
+        "-i",
+        str(INVENTORY),
+    ]
     began = time.monotonic()
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
-    done = subprocess.run([*command, "-e", json.dumps(variables), *options], env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+    }
+    done = subprocess.run(
+        [*command, "-e", json.dumps(variables), *options], env=environment, capture_output=True, text=True, check=False
+    )
     said = " ".join((done.stdout + done.stderr).split())  # the callback wraps long lines
     return Run(done.returncode, said, time.monotonic() - began)
 
@@ -98,7 +115,9 @@ def test_with_consent_all_ranks_restart_with_the_new_generation(hosts):
     for name, host in hosts.items():
         assert show(host, "chat.0") != before[name]
         assert current(host) != generation
-        assert generation in hosts["gpu-01"].check_output("ls /etc/vllm/chat.0/generations"), "the former generation is kept"
+        assert generation in hosts["gpu-01"].check_output("ls /etc/vllm/chat.0/generations"), (
+            "the former generation is kept"
+        )
         assert show(host, "chat.0", "ActiveState") == "active"
     again = play(vllm_services=services(chat={"seed": 1}))
     assert (again.status, again.changed()) == (0, 0)
@@ -107,14 +126,26 @@ def test_with_consent_all_ranks_restart_with_the_new_generation(hosts):
 def test_two_replicas_restart_one_after_the_other_without_consent(hosts):
     run = play(vllm_services=services(chat={"seed": 1}, single={"seed": 7}))
     assert run.status == 0, run.said
-    first_up = float(hosts["gpu-01"].check_output("systemctl show vllm@single.0 -p ActiveEnterTimestamp --value --timestamp=unix").strip("@"))
-    second_down = float(hosts["gpu-02"].check_output("systemctl show vllm@single.1 -p InactiveEnterTimestamp --value --timestamp=unix").strip("@"))
+    first_up = float(
+        hosts["gpu-01"]
+        .check_output("systemctl show vllm@single.0 -p ActiveEnterTimestamp --value --timestamp=unix")
+        .strip("@")
+    )
+    second_down = float(
+        hosts["gpu-02"]
+        .check_output("systemctl show vllm@single.1 -p InactiveEnterTimestamp --value --timestamp=unix")
+        .strip("@")
+    )
     assert second_down >= first_up
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_start_says_why_at_once_and_leaves_nothing_in_a_circle(hosts, rank):
-    failing = services(chat={"seed": 2 + rank}, single={"seed": 7}, env={"STANDIN_FAIL_RANK": str(rank), "STANDIN_FAIL": "the very cause"})
+    failing = services(
+        chat={"seed": 2 + rank},
+        single={"seed": 7},
+        env={"STANDIN_FAIL_RANK": str(rank), "STANDIN_FAIL": "the very cause"},
+    )
     run = play(vllm_services=failing, vllm_service_allow_outage=True)
     assert run.status != 0
     assert "ValueError: the very cause" in run.said

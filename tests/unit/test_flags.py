@@ -67,10 +67,22 @@ def test_a_flag_that_one_version_has_and_the_next_has_not():
 @pytest.mark.parametrize("version", data.flag_versions())
 def test_every_version_knows_what_the_planner_writes(version):
     known = data.load(f"serve_flags/{version}")["flags"]
-    written = {"tensor-parallel-size", "pipeline-parallel-size", "nnodes", "node-rank", "master-addr", "master-port", "headless"}
+    written = {
+        "tensor-parallel-size",
+        "pipeline-parallel-size",
+        "nnodes",
+        "node-rank",
+        "master-addr",
+        "master-port",
+        "headless",
+    }
     assert written | {"model", "served-model-name", "host", "port", "shutdown-timeout"} <= set(known)
 
 
 def test_every_offered_release_has_its_flags():
-    offered = {v for v, release in data.load("versions")["releases"].items() if any(a["lock"] == "made" for a in release["accelerators"].values())}
+    offered = {
+        v
+        for v, release in data.load("versions")["releases"].items()
+        if any(a["lock"] == "made" for a in release["accelerators"].values())
+    }
     assert offered <= set(data.flag_versions())

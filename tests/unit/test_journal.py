@@ -20,7 +20,12 @@ def test_the_deciding_line_is_shown(name, key):
 
 
 def test_an_echo_is_not_the_cause():
-    lines = ["start", "ValueError: the cause", *["noise"] * 50, "RuntimeError: Engine core initialization failed. See root cause above."]
+    lines = [
+        "start",
+        "ValueError: the cause",
+        *["noise"] * 50,
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
     assert "ValueError: the cause" in why(lines)
     assert "[...]" in why(lines)
 

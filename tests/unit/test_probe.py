@@ -52,7 +52,9 @@ def test_wrong_key(server):
     assert probe.completion(server.url, "x", "chat").status == 401
 
 
-@pytest.mark.parametrize("reply", [{}, {"choices": []}, [], {**RIGHT, "usage": {"completion_tokens": 0}}, {"choices": [{}], "usage": {}}])
+@pytest.mark.parametrize(
+    "reply", [{}, {"choices": []}, [], {**RIGHT, "usage": {"completion_tokens": 0}}, {"choices": [{}], "usage": {}}]
+)
 def test_wrong_answers(server, reply):
     server.reply = reply
     answer = probe.completion(server.url, KEY, "chat")

@@ -12,7 +12,9 @@ ROLES = sorted(path for path in (REPOSITORY / "roles").iterdir() if path.is_dir(
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_defaults_and_argument_spec_are_one(role):
-    options = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"].get("options", {})
+    options = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"].get(
+        "options", {}
+    )
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text()) or {}
     assert set(options) == set(defaults)
     for name, option in options.items():
@@ -28,5 +30,11 @@ def test_a_role_has_the_same_skeleton(role):
 
 
 def test_generated_documents_are_current():
-    run = subprocess.run([sys.executable, "-m", "gpu_fleet.docs", "--check"], cwd=REPOSITORY / "scripts", capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-m", "gpu_fleet.docs", "--check"],
+        cwd=REPOSITORY / "scripts",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout + run.stderr

@@ -4,7 +4,10 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import acti
 
 PLAN = {
     "services": {"chat": {"replicas": ["chat.0", "chat.1"]}},
-    "replicas": {"chat.0": {"service": "chat", "hosts": ["a", "b"]}, "chat.1": {"service": "chat", "hosts": ["c", "d"]}},
+    "replicas": {
+        "chat.0": {"service": "chat", "hosts": ["a", "b"]},
+        "chat.1": {"service": "chat", "hosts": ["c", "d"]},
+    },
 }
 
 
@@ -57,4 +60,6 @@ def test_a_replica_whose_hosts_are_not_all_here_is_not_touched():
 
 
 def test_a_failed_host_has_no_result():
-    assert actions(PLAN, {"a": [{"item": {"instance": "chat.0"}, "failed": True}], "b": [rank("chat.0", "inactive")]})["refuse"]
+    assert actions(PLAN, {"a": [{"item": {"instance": "chat.0"}, "failed": True}], "b": [rank("chat.0", "inactive")]})[
+        "refuse"
+    ]

@@ -9,13 +9,27 @@ LAYOUT = data.load("ports")
 
 
 def host(name, number, **more):
-    known = {"system": "debian-12", "python": "3.11", "architecture": "x86_64", "accelerator": "cu130", "version": "0.26.0", "gpus": 8}
+    known = {
+        "system": "debian-12",
+        "python": "3.11",
+        "architecture": "x86_64",
+        "accelerator": "cu130",
+        "version": "0.26.0",
+        "gpus": 8,
+    }
     return plan.Host(name=name, address=f"198.51.100.{number}", ports=(40000, 60999), **{**known, **more})
 
 
 def fleet(count=2, **more):
     hosts = {f"gpu-0{n}": host(f"gpu-0{n}", n, **more) for n in range(1, count + 1)}
-    return plan.Fleet(hosts=hosts, others=["gw-01"], watchers=["198.51.100.200"], models=["m"], model_path="/var/lib/vllm/models", port_layout=LAYOUT)
+    return plan.Fleet(
+        hosts=hosts,
+        others=["gw-01"],
+        watchers=["198.51.100.200"],
+        models=["m"],
+        model_path="/var/lib/vllm/models",
+        port_layout=LAYOUT,
+    )
 
 
 def judge(text, where=None):
@@ -51,11 +65,23 @@ def ids(found):
         ("[{name: a, model: x}]", "unknown-model", ["x", "Known: m"]),
         ("[{name: a, model: m, gpus: [8]}]", "gpu-missing", ["GPU 8", "has 8"]),
         ("[{name: a, model: m, gpus: [0, 1], args: {tensor-parallel-size: 4}}]", "world-size", ["tensor 4", "2 GPUs"]),
-        ("[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 2}}]", "data-parallel-hosts", ["2 hosts"]),
+        (
+            "[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 2}}]",
+            "data-parallel-hosts",
+            ["2 hosts"],
+        ),
         ("[{name: a, model: m, args: {trust-remote-code: true}}]", "remote-code", ["allow_remote_code"]),
         ("[{name: a, model: m, port_base: 41000}]", "port-ephemeral", ["41000", "40000-60999"]),
-        ("[{name: a, model: m, gpus: [0, 1]}, {name: b, model: m, gpus: [1, 2], port_base: 8100}]", "gpu-taken", ["GPU 1", "a.0", "b.0"]),
-        ("[{name: a, model: m, gpus: [0]}, {name: b, model: m, gpus: [1], port_base: 8015}]", "port-taken", ["8015 to 8030", "gpu-01"]),
+        (
+            "[{name: a, model: m, gpus: [0, 1]}, {name: b, model: m, gpus: [1, 2], port_base: 8100}]",
+            "gpu-taken",
+            ["GPU 1", "a.0", "b.0"],
+        ),
+        (
+            "[{name: a, model: m, gpus: [0]}, {name: b, model: m, gpus: [1], port_base: 8015}]",
+            "port-taken",
+            ["8015 to 8030", "gpu-01"],
+        ),
         ("[{name: a, model: m, port_base: 65520, replicas_per_host: 2}]", "port-range", ["65551"]),
     ],
 )
@@ -69,13 +95,17 @@ def test_refused(text, id_, words):
 
 
 def test_all_mistakes_at_once():
-    _, found = judge("[{name: a, model: x, hosts: [nope], gpuz: 1, port_base: two}, {name: b, model: m, hosts: [gw-01]}]")
+    _, found = judge(
+        "[{name: a, model: x, hosts: [nope], gpuz: 1, port_base: two}, {name: b, model: m, hosts: [gw-01]}]"
+    )
     assert {"unknown-key", "wrong-type", "unknown-host", "unknown-model", "host-not-gpu"} <= set(ids(found))
 
 
 def test_mixed_releases_in_one_replica():
     hosts = {"gpu-01": host("gpu-01", 1), "gpu-02": host("gpu-02", 2, version="0.33.0")}
-    _, found = judge("[{name: a, model: m, hosts_per_replica: 2}]", plan.Fleet(hosts=hosts, models=["m"], port_layout=LAYOUT))
+    _, found = judge(
+        "[{name: a, model: m, hosts_per_replica: 2}]", plan.Fleet(hosts=hosts, models=["m"], port_layout=LAYOUT)
+    )
     assert "mixed-replica" in ids(found)
 
 

@@ -14,7 +14,9 @@ BIN = os.path.dirname(sys.executable)
 
 def run(*command, cwd, env=None):
     # Galaxy is never asked: the dependencies are in the package `ansible`.
-    done = subprocess.run(command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -35,14 +37,29 @@ def test_content(tarball):
     assert not [n for n in names if n.endswith((".whl", ".safetensors", ".gguf", ".pyc"))]
     assert not [n for n in names if n.split("/")[0] in ("collections", "prod", ".venv", ".git", ".cache", ".lab")]
     assert not [n for n in names if ".secrets" in n or n.endswith("inventories/demo/lab.yml")]
-    assert {"data/versions.yml", "playbooks/site.yml", "roles/vllm_service/tasks/main.yml", "meta/runtime.yml"} <= set(names)
+    assert {"data/versions.yml", "playbooks/site.yml", "roles/vllm_service/tasks/main.yml", "meta/runtime.yml"} <= set(
+        names
+    )
     assert tarball.stat().st_size < 5_000_000
 
 
 def test_installed_elsewhere_it_validates_and_plans_by_full_name(tarball, tmp_path):
     (tmp_path / "ansible.cfg").write_text("")
-    offline = {"ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"), "HOME": str(tmp_path)}
-    install = (f"{BIN}/ansible-galaxy", "collection", "install", "--offline", "--no-deps", "-p", str(tmp_path / "collections"), str(tarball))
+    offline = {
+        "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"),
+        "HOME": str(tmp_path),
+    }
+    install = (
+        f"{BIN}/ansible-galaxy",
+        "collection",
+        "install",
+        "--offline",
+        "--no-deps",
+        "-p",
+        str(tmp_path / "collections"),
+        str(tarball),
+    )
     run(*install, cwd=tmp_path, env=offline)
     shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
     for playbook in ("validate", "plan"):

@@ -35,7 +35,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.allowed():
-            self.answer(200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}})
+            self.answer(
+                200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+            )
         else:
             self.answer(401, {"error": "Unauthorized"})
 

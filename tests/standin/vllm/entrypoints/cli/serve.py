@@ -13,7 +13,13 @@ class Serve:
         parser = subparsers.add_parser("serve")
         for name in ("model", "host", "master-addr"):
             parser.add_argument(f"--{name}")
-        for name, default in (("port", 8000), ("tensor-parallel-size", 1), ("pipeline-parallel-size", 1), ("nnodes", 1), ("node-rank", 0)):
+        for name, default in (
+            ("port", 8000),
+            ("tensor-parallel-size", 1),
+            ("pipeline-parallel-size", 1),
+            ("nnodes", 1),
+            ("node-rank", 0),
+        ):
             parser.add_argument(f"--{name}", type=int, default=default)
         for name in ("master-port", "shutdown-timeout", "max-model-len", "seed"):
             parser.add_argument(f"--{name}", type=int)
