@@ -218,7 +218,8 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
         _remove_dead(root)
         if look(os.path.join(root, lock.id), lock.digest).state == "right":  # another run was faster
             return {"id": lock.id, "path": os.path.join(root, lock.id), "seconds": 0.0}
-        _check_space(root, lock)
+        _check_space(root, room_for(lock), lock.id)
+        _check_inodes(root, lock)
         work = os.path.join(root, f"{BUILDING}{os.getpid()}")
         os.umask(0o022)
         os.mkdir(work, 0o755)
@@ -269,12 +270,21 @@ def _remove_dead(root: str) -> None:
             shutil.rmtree(os.path.join(root, name))
 
 
-def _check_space(root: str, lock: Any) -> None:
-    """Refuse before anything is written when the release will not fit."""
+def room_for(lock: Any) -> int:
+    """Bytes that a build of the lock takes at most, as measured."""
+    return int(lock.size * GROWTH)
+
+
+def _check_space(root: str, needed: int, what: str) -> None:
+    """Refuse before anything is written when it will not fit."""
     numbers = os.statvfs(root)
-    free, needed = numbers.f_bavail * numbers.f_frsize, int(lock.size * GROWTH)
+    free = numbers.f_bavail * numbers.f_frsize
     if free < needed:
-        raise ReleaseError(f"{root}: {lock.id} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; make room (old releases lie in {root})")
+        raise ReleaseError(f"{root}: {what} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; make room (old releases lie in {root})")
+
+
+def _check_inodes(root: str, lock: Any) -> None:
+    numbers = os.statvfs(root)
     if numbers.f_files and numbers.f_favail < 300 * len(lock.wheels):
         raise ReleaseError(f"{root}: {numbers.f_favail} inodes are free, about {300 * len(lock.wheels)} are needed")
 
@@ -419,30 +429,41 @@ def _swap(release: str, place: str, work: str) -> None:
     os.rename(release, place)
 
 
-def receive(folder: str, files: Sequence[Mapping[str, Any]], arrived: Optional[str]) -> List[str]:
-    """Move files that arrived into a folder once their hash is right; returns names that are still wanted.
+def wanted_files(folder: str, files: Sequence[Mapping[str, Any]], room: int) -> List[str]:
+    """Names of the files ({name, size, sha256}) that a folder lacks; a wrong one counts as lacking and is removed.
 
-    `files`: {name, size, sha256}. `arrived` is the folder they were copied to, None only to ask what is wanted.
-    Raises ReleaseError when one arrived damaged.
+    `room`: bytes that are needed on the same disk besides. Raises ReleaseError when it will not all fit.
     """
     os.makedirs(folder, mode=0o755, exist_ok=True)
     wanted = []
     for item in files:
         target = os.path.join(folder, item["name"])
-        if arrived is not None and not os.path.exists(target):
-            beside = f"{target}.new"
-            shutil.move(os.path.join(arrived, item["name"]), beside)
+        if os.path.exists(target) and (os.path.getsize(target) != item["size"] or tree.sha256(target) != item["sha256"]):
+            os.unlink(target)
+        if not os.path.exists(target):
+            wanted.append(item)
+    _check_space(folder, sum(item["size"] for item in wanted) + room, "the release with what is sent for it")
+    return [item["name"] for item in wanted]
+
+
+def receive(folder: str, files: Sequence[Mapping[str, Any]], arrived: str) -> None:
+    """Move files that arrived in a folder into another one, each once its hash is right; the others were there."""
+    for item in files:
+        came, target = os.path.join(arrived, item["name"]), os.path.join(folder, item["name"])
+        if not os.path.exists(came):
+            continue
+        beside = f"{target}.new"
+        try:
+            shutil.move(came, beside)
             if tree.sha256(beside) != item["sha256"]:
-                os.unlink(beside)
                 raise ReleaseError(f"{item['name']} arrived damaged on this host, or changed on the controller meanwhile; run again")
             os.chmod(beside, 0o755 if item["name"] == "uv" else 0o644)
             os.rename(beside, target)
-        elif not os.path.exists(target):
-            wanted.append(item["name"])
-        elif os.path.getsize(target) != item["size"] or tree.sha256(target) != item["sha256"]:
-            os.unlink(target)
-            wanted.append(item["name"])
-    return wanted
+        except OSError as error:
+            raise ReleaseError(f"{target}: {error.strerror}") from error
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
 
 
 def host_pip_settings(files: Optional[Sequence[str]] = None) -> Source:

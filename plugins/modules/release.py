@@ -122,8 +122,13 @@ def repaired(step):
     return {"changed": True}
 
 
+def wanted(step):
+    return {"wanted": releases.wanted_files(step["folder"], step["files"], step["room"])}
+
+
 def received(step):
-    return {"wanted": releases.receive(step["folder"], step["files"], step["arrived"])}
+    releases.receive(step["folder"], step["files"], step["arrived"])
+    return {}
 
 
 def built(step):
@@ -153,7 +158,7 @@ def main():
             module.exit_json(**looked(step, module.check_mode))
         if module.check_mode:
             module.fail_json(msg="in check mode the controller's part only looks; this is a mistake in it")
-        module.exit_json(**{"repair": repaired, "receive": received, "build": built}[step["do"]](step))
+        module.exit_json(**{"repair": repaired, "want": wanted, "receive": received, "build": built}[step["do"]](step))
     except releases.ReleaseError as error:
         module.fail_json(msg=str(error))
 

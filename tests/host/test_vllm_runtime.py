@@ -43,12 +43,11 @@ def test_harm_was_put_right(host, release, host_name):
     assert (now == inode) == (host_name == "gpu-02")
 
 
-def test_nothing_is_left_of_builds(host, host_name):
+def test_nothing_is_left_of_builds(host):
     for folder in ("/opt/vllm", "/opt/mirrored", "/opt/forged", "/srv/small"):
         if host.file(folder).exists:
             assert host.check_output(f"find {folder} -name '.building-*'") == ""
-    # The refused builds on gpu-02 leave what was sent for the next try.
-    assert host.file("/opt/vllm/incoming").exists == (host_name == "gpu-02")
+    assert not host.file("/opt/vllm/releases/.incoming").exists
 
 
 def test_refused_builds_left_no_release(host):

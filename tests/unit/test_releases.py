@@ -295,14 +295,20 @@ def test_received_files_are_proved_before_they_are_in_place(tmp_path):
     import hashlib
 
     files = [{"name": "a.whl", "size": 5, "sha256": hashlib.sha256(b"right").hexdigest()}]
-    assert releases.receive(str(folder), files, None) == ["a.whl"]
-    assert releases.receive(str(folder), files, str(arrived)) == []
+    assert releases.wanted_files(str(folder), files, 0) == ["a.whl"]
+    releases.receive(str(folder), files, str(arrived))
+    assert releases.wanted_files(str(folder), files, 0) == []
     (folder / "a.whl").write_text("wrong")
-    assert releases.receive(str(folder), files, None) == ["a.whl"]
+    assert releases.wanted_files(str(folder), files, 0) == ["a.whl"]
     (arrived / "a.whl").write_text("wrong")
     with pytest.raises(releases.ReleaseError, match="arrived damaged"):
         releases.receive(str(folder), files, str(arrived))
     assert os.listdir(folder) == []
+
+
+def test_nothing_is_sent_to_a_disk_without_room(tmp_path):
+    with pytest.raises(releases.ReleaseError, match="make room"):
+        releases.wanted_files(str(tmp_path), [], 1 << 60)
 
 
 def test_tools_of_a_host_need_no_shell():
