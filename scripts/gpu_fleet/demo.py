@@ -166,7 +166,12 @@ def play(fleet: Fleet, name: str, *arguments: str, timeout: float = 1200.0) -> S
         name,
         ["ansible-playbook", "-i", str(fleet.inventory), *arguments],
         timeout=timeout,
-        extra={"ANSIBLE_CALLBACKS_ENABLED": "ansible.posix.profile_tasks", "PROFILE_TASKS_TASK_OUTPUT_LIMIT": "all"},
+        extra={
+            "ANSIBLE_CALLBACKS_ENABLED": "ansible.posix.profile_tasks",
+            "PROFILE_TASKS_TASK_OUTPUT_LIMIT": "all",
+            # Otherwise a task is named only when its first result is in, and a long one is never shown.
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true",
+        },
     )
 
 
