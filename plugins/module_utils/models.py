@@ -55,7 +55,6 @@ class Look:
 
     faults: List[str] = field(default_factory=list)  # sentences; empty: all is right
     need: List[str] = field(default_factory=list)  # paths that have to come
-    need_bytes: int = 0
     hashed: int = 0
 
 
