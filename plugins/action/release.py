@@ -228,21 +228,21 @@ def _source(given: dict[str, Any], lock: Any, incoming: str) -> dict[str, Any]:
         "index_url": None if wheelhouse else given["index_url"],
         "extra_index_urls": [] if wheelhouse else given["extra_index_urls"],
         "find_links": [] if wheelhouse else given["find_links"],
-        "fallbacks": _named_indices(lock) if given["source"] == "index" else [],
+        "fallbacks": _named_indices(lock) if given["source"] == "index" else {},
         "host_pip": given["source"] == "index" and not given["index_url"],
         "environment": environment,
     }
 
 
-def _named_indices(lock: Any) -> list[str]:
-    """Public indices of data/versions.yml that carry packages of this lock which the ordinary index does not."""
-    local = {wheel.name for wheel in lock.wheels if "+" in wheel.version and not wheel.made}
-    local |= {requirement.split("==")[0] for requirement in lock.kernels}
-    return [
-        index["url"].format(version=lock.version, accelerator=lock.accelerator)
+def _named_indices(lock: Any) -> dict[str, str]:
+    """Package to the public index of data/versions.yml that carries it, for packages which the ordinary index does not have."""
+    special = {wheel.name for wheel in lock.wheels if "+" in wheel.version and not wheel.made}
+    special |= {requirement.split("==", maxsplit=1)[0] for requirement in lock.kernels}
+    return {
+        name: index["url"].format(version=lock.version, accelerator=lock.accelerator)
         for index in data.load("versions")["indices"].values()
-        if local & set(index["packages"])
-    ]
+        for name in special & set(index["packages"])
+    }
 
 
 def _sha256(path: Path) -> str:

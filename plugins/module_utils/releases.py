@@ -78,14 +78,14 @@ class Source:
     """Where the wheels come from.
 
     `folder`: a folder on this host, nothing else is asked. Otherwise an index; without one, this host's pip settings.
-    `fallbacks` are indices asked in a second try only, for what the first one did not find.
+    `fallbacks`: package to an index that is asked for that package alone, and only when the first place lacks it.
     """
 
     folder: Optional[str] = None
     index_url: Optional[str] = None
     extra_index_urls: Tuple[str, ...] = ()
     find_links: Tuple[str, ...] = ()
-    fallbacks: Tuple[str, ...] = ()
+    fallbacks: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)  # proxy, CA bundle
 
 
@@ -224,7 +224,7 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
         os.umask(0o022)
         os.mkdir(work, 0o755)
         try:
-            release = _install(lock, lock_text, work, tools, source)
+            release = _install(lock, work, tools, source)
             _try(release)
             _finish(release, lock, found)
             _swap(release, os.path.join(root, lock.id), work)
@@ -289,7 +289,7 @@ def _check_inodes(root: str, lock: Any) -> None:
         raise ReleaseError(f"{root}: {numbers.f_favail} inodes are free, about {300 * len(lock.wheels)} are needed")
 
 
-def _install(lock: Any, lock_text: str, work: str, tools: Tools, source: Source) -> str:
+def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
     """A relocatable environment with the lock's wheels; returns its path."""
     made = os.path.join(work, "made")
     os.mkdir(made)
@@ -298,9 +298,6 @@ def _install(lock: Any, lock_text: str, work: str, tools: Tools, source: Source)
             filename, content = locks.metadata_wheel(f"{wheel.name}=={wheel.version}", lock.engine)
             with open(os.path.join(made, filename), "wb") as handle:
                 handle.write(content)
-    requirements = os.path.join(work, "requirements.txt")
-    with open(requirements, "w", encoding="utf-8") as handle:
-        handle.write(lock_text)
     if source.folder:
         _check_folder(lock, source.folder)
     release = os.path.join(work, "release")
@@ -320,19 +317,43 @@ def _install(lock: Any, lock_text: str, work: str, tools: Tools, source: Source)
     if run.returncode:
         raise ReleaseError(explain(run.stderr, lock, source))
     command = [tools.uv, "pip", "install", "--quiet", "--python", os.path.join(release, "bin", "python")]
-    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--find-links", made, "--requirement", requirements]
-    tries = [_where(source)] + ([[*_where(source), *_indices(source.fallbacks)]] if source.fallbacks else [])
-    for options in tries:
-        run = _uv([*command, *options], environment)
-        if not run.returncode:
-            break
-    if run.returncode:
-        raise ReleaseError(explain(run.stderr, lock, source))
+    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--find-links", made]
+    for number, (wheels, tries) in enumerate(_portions(lock, source)):
+        requirements = os.path.join(work, f"requirements-{number}.txt")
+        with open(requirements, "w", encoding="utf-8") as handle:
+            handle.writelines(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
+        for options in tries:
+            run = _uv([*command, "--requirement", requirements, *options], environment)
+            if not run.returncode:
+                break
+        if run.returncode:
+            raise ReleaseError(explain(run.stderr, lock, source) if len(tries) == 1 else _nowhere(wheels[0], lock, source, run.stderr))
     shutil.rmtree(os.path.join(work, "cache"))  # before the manifest is taken: unlinking changes ctime
     for name in (".lock", ".gitignore", "CACHEDIR.TAG"):  # uv's own; the first is writable for everybody
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(release, name))
     return release
+
+
+def _portions(lock: Any, source: Source) -> List[Tuple[List[Any], List[List[str]]]]:
+    """Wheels that are installed together, each portion with the places to try in turn (as options of uv)."""
+    ordinary = [wheel for wheel in lock.wheels if wheel.name not in source.fallbacks]
+    special = [wheel for wheel in lock.wheels if wheel.name in source.fallbacks]
+    found = [(ordinary, [_where(source)])] if ordinary else []
+    # Each alone and first, so that a place out of reach is known before gigabytes have come from the others.
+    return [([wheel], [_where(source), ["--default-index", source.fallbacks[wheel.name]]]) for wheel in special] + found
+
+
+def _nowhere(wheel: Any, lock: Any, source: Source, stderr: str) -> str:
+    last = " | ".join(line.strip() for line in stderr.strip().splitlines()[-2:])
+    return (
+        f"{lock.id}: {wheel.name}=={wheel.version} was found neither at {_place(source)} nor at {source.fallbacks[wheel.name]}; name a folder or page "
+        f"that has it with vllm_runtime_find_links, an index with vllm_runtime_extra_index_urls, or set vllm_runtime_source: wheelhouse. uv says: {last}"
+    )
+
+
+def _place(source: Source) -> str:
+    return source.folder or source.index_url or "the index that pip is told on this host"
 
 
 def _check_folder(lock: Any, folder: str) -> None:
@@ -386,7 +407,7 @@ def _die_with_parent() -> None:
 
 def explain(stderr: str, lock: Any, source: Source) -> str:
     """uv's error in the words of this collection, with the remedy; uv's own last lines follow."""
-    place = source.folder or source.index_url or "the index that pip is told on this host"
+    place = _place(source)
     last = " | ".join(line.strip() for line in stderr.strip().splitlines()[-6:])
     if "No space left on device" in stderr:
         what = "the disk is full; make room and run again"

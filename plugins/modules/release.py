@@ -139,7 +139,7 @@ def built(step):
         index_url=given["index_url"] or source.index_url,
         extra_index_urls=(*source.extra_index_urls, *given["extra_index_urls"]),
         find_links=(*source.find_links, *given["find_links"]),
-        fallbacks=tuple(given["fallbacks"]),
+        fallbacks=given["fallbacks"],
         environment={**source.environment, **given["environment"]},
     )
     answer = releases.build(step["lock"], step["root"], releases.Tools(step["python"], step["uv"]), source, step["wait"])

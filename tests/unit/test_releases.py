@@ -185,6 +185,25 @@ def test_an_index_out_of_reach(text, root, former):
     refused(text, root, closed, "cannot be reached from this host; set vllm_runtime_index_url", former)
 
 
+def test_a_package_that_only_its_own_index_has(lock, text, root, tmp_path):
+    """The ordinary index lacks torch; the named one is asked for torch alone and needs nothing else."""
+    tiny.mirror(tmp_path / "source", lock)
+    own = tmp_path / "own"
+    own.mkdir()
+    shutil.move(tmp_path / "source" / "mirror" / "torch", own / "torch")
+    build(text, root, releases.Source(index_url=(tmp_path / "source" / "mirror").as_uri(), fallbacks={"torch": own.as_uri()}))
+    assert releases.look(str(root / lock.id), lock.digest).state == "right"
+
+
+def test_a_package_that_no_index_has(lock, text, root, tmp_path, former):
+    tiny.mirror(tmp_path / "source", lock)
+    shutil.rmtree(tmp_path / "source" / "mirror" / "torch")
+    source = releases.Source(index_url=(tmp_path / "source" / "mirror").as_uri(), fallbacks={"torch": "http://127.0.0.1:9/cpu"}, environment={"UV_HTTP_RETRIES": "0"})
+    message = refused(text, root, source, "torch==2.13.0 was found neither", former)
+    for word in ("/mirror", "http://127.0.0.1:9/cpu", "vllm_runtime_find_links"):
+        assert word in message
+
+
 def test_a_release_that_does_not_import(root, former, tmp_path, lock, monkeypatch):
     broken = tmp_path / "broken"
     made = tiny.make(broken, python=MINOR)
