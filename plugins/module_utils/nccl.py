@@ -171,18 +171,10 @@ def _judge_file(text: str, result: NcclPlan, known: Mapping[str, Any], host: str
 
 def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result: NcclPlan) -> None:
     where = f"{settings['host']}: nccl_port_range"
-    span = _range(settings["port_range"], where, result.findings)
+    span = judge_range(settings["port_range"], where, result.findings, gateway=settings["gateway"])
     if span is None:
         return
     low, high = span
-    need = MINIMUM_GATEWAY if settings["gateway"] else MINIMUM
-    if high - low + 1 < need:
-        message = f"{settings['port_range']} has {high - low + 1} ports, fewer than {need}" + (
-            " for a gateway" if settings["gateway"] else ""
-        )
-        result.findings.append(
-            Finding("nccl-port-range", where, message, "Every outgoing connection of the host draws from it. Widen it.")
-        )
     reserved = _reserved(settings, span, result.findings)
     for port in _fixed(settings, span, result.findings):
         if not _inside(port, reserved):
@@ -191,7 +183,11 @@ def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result:
                 Finding("nccl-port-range", where, message, "Move the port, or add it to nccl_reserved_ports.")
             )
     strangers = sorted(
-        {item["port"] for item in network["listeners"] if low <= item["port"] <= high and item["uid"] != network["user_uid"]}
+        {
+            item["port"]
+            for item in network["listeners"]
+            if low <= item["port"] <= high and item["uid"] != network["user_uid"]
+        }
     )
     strangers = [port for port in strangers if not _inside(port, reserved)]
     if strangers:
@@ -205,7 +201,8 @@ def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result:
         )
 
 
-def _range(text: Any, where: str, found: List[Finding]) -> Optional[PortRange]:
+def judge_range(text: Any, where: str, found: List[Finding], *, gateway: bool) -> Optional[PortRange]:
+    """First and last port of the kernel's range, or None; what is wrong with it is added to `found`."""
     try:
         (span,) = parse_ports([text])
     except ValueError:
@@ -219,6 +216,12 @@ def _range(text: Any, where: str, found: List[Finding]) -> Optional[PortRange]:
                 f"{text} begins below 1024, among the ports of known services",
                 "Begin at 1024 or above.",
             )
+        )
+    need = MINIMUM_GATEWAY if gateway else MINIMUM
+    if span[1] - span[0] + 1 < need:
+        message = f"{text} has {span[1] - span[0] + 1} ports, fewer than {need}" + (" for a gateway" if gateway else "")
+        found.append(
+            Finding("nccl-port-range", where, message, "Every outgoing connection of the host draws from it. Widen it.")
         )
     return span
 

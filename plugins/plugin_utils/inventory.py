@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, plan, services
+from ..module_utils import flags, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data
 
@@ -63,6 +63,7 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         host, mistakes = _host(inventory, name)
         hosts[name] = host
         found.extend(mistakes)
+    found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
     if not hosts:
         found.append(
             Finding(
@@ -76,7 +77,12 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
     found.extend(mistakes)
     read_services, mistakes = services.read(raw)
     found.extend(mistakes)
-    found.extend(_release_findings(hosts.values()))
+    own_lock = {name for name in hosts if inventory.role_value(name, "vllm_runtime", "vllm_runtime_lock")}
+    found.extend(
+        _grouped(
+            (fault, host.name) for host in hosts.values() if (fault := _release_fault(host, host.name in own_lock))
+        )
+    )
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
     models = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
@@ -160,6 +166,16 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     return host, found
 
 
+def _nccl_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """What the role nccl would refuse on the host and can be known here."""
+    variables = inventory.role_value(name, "nccl", "nccl_variables")
+    variables = variables if isinstance(variables, dict) else {}
+    found = nccl.judge_variables(variables, data.load("nccl_variables"), "nccl_variables")
+    span = inventory.role_value(name, "nccl", "nccl_port_range")
+    nccl.judge_range(span, "nccl_port_range", found, gateway=name in inventory.group("gateways"))
+    return [(finding.id, f"{finding.where}: {finding.message}", finding.fix) for finding in found]
+
+
 def _python_minor(path: str | None, system: str) -> str:
     """3.12 for /usr/bin/python3.12; for a path that does not tell, what the system's python3 is."""
     told = re.search(r"python(3\.\d+)$", path or "")
@@ -177,13 +193,8 @@ def _grouped(faults: Iterable[tuple[tuple[str, str, str], str]]) -> list[Finding
     ]
 
 
-def _release_findings(hosts: Iterable[plan.Host]) -> list[Finding]:
+def _release_fault(host: plan.Host, own_lock: bool) -> tuple[str, str, str] | None:
     """Is the release offered for this accelerator, Python and architecture, and is its lock there?"""
-    faults = [((fault), host.name) for host in hosts if (fault := _release_fault(host))]
-    return _grouped(faults)
-
-
-def _release_fault(host: plan.Host) -> tuple[str, str, str] | None:
     releases = data.load("versions")["releases"]
     release = releases.get(host.version)
     if release is None:
@@ -207,6 +218,7 @@ def _release_fault(host: plan.Host) -> tuple[str, str, str] | None:
         return ("no-python", f"vLLM {host.version} does not run on Python {host.python} of {host.system}", fix)
     if (
         host.python
+        and not own_lock
         and f"vllm-{host.version}-{host.accelerator}-py{host.python.replace('.', '')}-{host.architecture}.lock"
         not in data.lock_files()
     ):

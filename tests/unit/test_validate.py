@@ -1,0 +1,143 @@
+"""`validate` on whole inventories, as a user runs it: every mistake in one message, no host contacted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+
+KEY = "k" * 40
+# Where nobody listens: a task that touched a host would end the run as unreachable.
+HOSTS = {
+    name: {"ansible_host": "127.0.0.1", "ansible_port": 9, "fleet_address": f"198.51.100.{number}"}
+    for number, name in enumerate(("gpu-01", "gpu-02"), 1)
+}
+GOOD = {
+    "fleet_gpus": 2,
+    "model_store_models": [{"name": "m", "folder": "/srv/m"}],
+    "vllm_services": [{"name": "chat", "model": "m"}],
+    "vllm_service_api_keys": {"chat": KEY},
+}
+
+
+def validate(folder, variables=None, hosts=HOSTS, playbook="validate", options=()):
+    inventory = {"gpu_hosts": {"hosts": hosts, "vars": {**GOOD, **(variables or {})}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": inventory}}))
+    command = [
+        f"{os.path.dirname(sys.executable)}/ansible-playbook",
+        f"playbooks/{playbook}.yml",
+        "-i",
+        str(folder),
+        *options,
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def test_a_right_inventory_passes(tmp_path):
+    status, said = validate(tmp_path)
+    assert status == 0, said
+    assert "chat.0: vLLM 0.26.0 cu130 on gpu-01" in said
+    assert KEY not in said
+
+
+def test_with_limit_the_whole_fleet_is_still_planned(tmp_path):
+    status, said = validate(tmp_path, options=["--limit", "gpu-02"])
+    assert status == 0
+    assert "chat.0" in said
+    assert "chat.1" in said
+
+
+MISTAKES = [
+    ({"vllm_runtime_version": "0.99.0"}, "vllm_runtime_version is 0.99.0, which is not offered"),
+    (
+        {"vllm_runtime_version": "0.33.0", "fleet_system": "ubuntu-22.04"},
+        "vLLM 0.33.0 does not run on Python 3.10 of ubuntu-22.04",
+    ),
+    ({"vllm_runtime_accelerator": "cu129"}, "there is no lock of vLLM 0.26.0 for cu129"),
+    ({"vllm_runtime_accelerator": "rocm"}, "vllm_runtime_accelerator is 'rocm'"),
+    ({"vllm_runtime_verison": "0.26.0"}, "unknown variable vllm_runtime_verison. Did you mean vllm_runtime_version?"),
+    ({"vllm_service_start_timeout": "soon"}, "vllm_service_start_timeout is 'soon'"),
+    ({"vllm_modells": []}, "unknown variable vllm_modells"),
+    ({"fleet_adress": "192.0.2.1"}, "unknown variable fleet_adress. Did you mean fleet_address?"),
+    ({"fleet_system": "debian-11"}, "fleet_system is 'debian-11'"),
+    ({"fleet_gpus": "many"}, "fleet_gpus is 'many'"),
+    ({"nccl_variables": {"NCCL_PORT_RANGE": "1-2"}}, "NCCL_PORT_RANGE"),
+    ({"nccl_port_range": "50000-50100"}, "has 101 ports, fewer than 4000"),
+    ({"vllm_service_api_keys": {}}, "service chat: it has no API key"),
+    ({"vllm_service_api_keys": {"chat": "short"}}, "its API key is too short"),
+    (
+        {"vllm_service_api_keys": {"chat": KEY, "chatt": KEY}},
+        "vllm_service_api_keys.chatt: there is no such service. Did you mean chat?",
+    ),
+    (
+        {"vllm_services": [{"name": "chat", "model": "m", "args": {"swap-space": 4}}]},
+        "args.swap-space is gone since vLLM 0.18.0",
+    ),
+    ({"vllm_services": [{"name": "chat", "model": "m", "hosts": ["gpu-1"]}]}, "host gpu-1 is not in the inventory"),
+    (
+        {"vllm_services": [{"name": "chat", "model": "m", "args": {"tensor-parallel-size": 4}}]},
+        "= 4 processes, but a replica has 2 GPUs",
+    ),
+    ({"model_store_models": [{"name": "m", "folderr": "/x"}]}, "folderr"),
+]
+
+
+@pytest.mark.parametrize(("variables", "words"), MISTAKES, ids=[words[:40] for _, words in MISTAKES])
+def test_refused(tmp_path, variables, words):
+    status, said = validate(tmp_path, variables)
+    assert status != 0
+    assert words in said
+    assert "wrong in the inventory; no host was touched" in said
+    assert "Traceback" not in said
+
+
+def test_every_mistake_at_once_and_before_site_touches_a_host(tmp_path):
+    variables = {
+        "vllm_runtime_verison": "0.26.0",
+        "vllm_services": [
+            {
+                "name": "chat",
+                "model": "m",
+                "args": {"swap-space": 4, "max-model-length": 1},
+                "hosts": ["gpu-01", "gpu-9"],
+            },
+            {"name": "other", "model": "x", "gpus": [0], "wrong": 1},
+        ],
+    }
+    status, said = validate(tmp_path, variables, playbook="site")
+    assert status != 0
+    for words in (
+        "vllm_runtime_verison",
+        "swap-space",
+        "max-model-length",
+        "gpu-9",
+        "'wrong'",
+        "model x",
+        "other: it has no API key",
+    ):
+        assert words in said, words
+    assert "Gather the facts" not in said
+
+
+def test_an_inventory_without_gpu_hosts_is_refused(tmp_path):
+    (tmp_path / "more.yml").write_text(
+        yaml.safe_dump({"all": {"children": {"gateways": {"hosts": {"gw-01": HOSTS["gpu-01"]}}}}})
+    )
+    status, said = validate(tmp_path, hosts={})
+    assert status != 0
+    assert "the group gpu_hosts is empty or missing" in said
+
+
+def test_an_address_is_a_number(tmp_path):
+    status, said = validate(tmp_path, hosts={"gpu-01": {"ansible_host": "gpu-01.example.org"}})
+    assert status != 0
+    assert "its address is 'gpu-01.example.org', which is not a number" in said
+
+
+def test_one_mistake_of_a_group_is_one_line(tmp_path):
+    _, said = validate(tmp_path, {"nccl_variables": {"NCCL_TIMEOUT": "1"}})
+    assert said.count("NCCL_TIMEOUT") == 1
+    assert "hosts gpu-01, gpu-02" in said
