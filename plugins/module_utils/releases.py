@@ -44,6 +44,8 @@ _PROBE = (
     " 'architecture': platform.machine(), 'glibc': os.confstr('CS_GNU_LIBC_VERSION').split()[-1],"
     " 'headers': os.path.exists(os.path.join(sysconfig.get_paths()['include'], 'Python.h'))}))"
 )
+_LACKING = re.compile(r"was not found|no version|no usable wheels|No solution found")
+_SYSTEM_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # Debian's ca-certificates
 # Loads the biggest compiled part and asks for what vLLM asks at its start: its own version.
 _TRIAL = "import importlib.metadata as m, importlib.util as u, torch; assert u.find_spec('vllm'), 'no package vllm'; print(m.version('vllm'))"
 
@@ -311,6 +313,8 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
         "UV_NO_PROGRESS": "1",
         "NO_COLOR": "1",
     }
+    if os.path.exists(_SYSTEM_CERTIFICATES):  # without it uv's own list is all there is
+        environment.setdefault("UV_SYSTEM_CERTS", "1")
     environment.pop("VIRTUAL_ENV", None)
     # Relocatable: console scripts would otherwise name the folder the release was built in.
     run = _uv([tools.uv, "venv", "--quiet", "--relocatable", "--no-project", "--python", tools.python, release], environment)
@@ -326,8 +330,10 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
             run = _uv([*command, "--requirement", requirements, *options], environment)
             if not run.returncode:
                 break
+            if options is tries[0] and (len(tries) == 1 or not _LACKING.search(run.stderr)):
+                raise ReleaseError(explain(run.stderr, lock, source))
         if run.returncode:
-            raise ReleaseError(explain(run.stderr, lock, source) if len(tries) == 1 else _nowhere(wheels[0], lock, source, run.stderr))
+            raise ReleaseError(_nowhere(wheels[0], lock, source, run.stderr))
     shutil.rmtree(os.path.join(work, "cache"))  # before the manifest is taken: unlinking changes ctime
     for name in (".lock", ".gitignore", "CACHEDIR.TAG"):  # uv's own; the first is writable for everybody
         with contextlib.suppress(FileNotFoundError):
@@ -417,7 +423,9 @@ def explain(stderr: str, lock: Any, source: Source) -> str:
             f"the wheel of {name.group(1) if name else 'a package'} in {place} is not the one the lock names (tampered with, damaged, or another "
             "build); nothing of it was installed. Fetch it again from where you trust it"
         )
-    elif re.search(r"was not found|no version|no usable wheels|No solution found", stderr):
+    elif "invalid peer certificate" in stderr:
+        what = f"{place} shows a certificate that this host does not trust; put its authority into the system's store, or name it with vllm_runtime_ca_certificate"
+    elif _LACKING.search(stderr):
         what = f"{place} lacks wheels of the lock"
     elif re.search(r"error sending request|dns error|[Cc]onnection refused|timed out", stderr):
         what = f"{place} cannot be reached from this host; set vllm_runtime_index_url, or vllm_runtime_source: wheelhouse"
