@@ -1,0 +1,49 @@
+"""scripts/fleet: exit statuses and output, on inventories that need no host."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+from gpu_fleet.cli import app
+from typer.testing import CliRunner
+
+
+@pytest.fixture
+def prod(tmp_path):
+    shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
+    return tmp_path / "prod"
+
+
+def fleet(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_a_right_inventory(prod):
+    done = fleet("validate", "-i", prod)
+    assert done.exit_code == 0, done.output
+    assert "big.0: vLLM" in done.stdout
+
+
+def test_the_plan_for_machines(prod):
+    done = fleet("plan", "-i", prod, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["plan"]["hosts"]["gpu-03"]["instances"][0]["config"]["pipeline-parallel-size"] == 2
+
+
+def test_a_refused_inventory_is_status_2_and_one_message(prod):
+    variables = yaml.safe_load((prod / "group_vars/gpu_hosts.yml").read_text())
+    variables["vllm_services"][0]["args"]["swap-space"] = 4
+    (prod / "group_vars/gpu_hosts.yml").write_text(yaml.safe_dump(variables))
+    done = fleet("deploy", "-i", prod)
+    assert done.exit_code == 2
+    assert done.stderr.count("swap-space is gone since vLLM") == 1
+    told = json.loads(fleet("deploy", "-i", prod, "--json").stdout)
+    assert told["exit_status"] == 2
+    assert "swap-space" in told["failures"][0]["message"]
+
+
+@pytest.mark.parametrize("arguments", [["validate"], ["validate", "-i", "/nowhere"], ["nonsense"]])
+def test_used_wrongly_is_status_2(arguments):
+    assert fleet(*arguments).exit_code == 2
