@@ -244,6 +244,8 @@ class Server:
                 umask=0o077,
                 **self.run_as,
             )
+        # Collected as soon as it ends, or the probe would take what is left of it in /proc for a running server.
+        threading.Thread(target=self.process.wait, daemon=True).start()
         self.watch = Connections(self.process.pid)
         self.watch.start()
         started = now()
