@@ -145,7 +145,9 @@ def parse(text: str, where: str = "the lock") -> Lock:
             body.append(line)
     missing = [name for name in _REQUIRED if name not in fields]
     if missing:
-        raise LockError(f"{where}: has no line '# {missing[0]}: ...'; make it anew with scripts/lock or check it out again")
+        raise LockError(
+            f"{where}: has no line '# {missing[0]}: ...'; make it anew with scripts/lock or check it out again"
+        )
     if fields["format"] != FORMAT:
         raise LockError(f"{where}: has format {fields['format']}, this release of the collection reads {FORMAT}")
     digest = _digest([line for line in lines if not line.startswith("# digest: ")])

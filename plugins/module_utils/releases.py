@@ -94,9 +94,13 @@ class Source:
 def probe_python(path: str) -> Dict[str, Any]:
     """Version, architecture, glibc and headers of an interpreter. Raises ReleaseError."""
     try:
-        run = subprocess.run([path, "-I", "-B", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        run = subprocess.run(
+            [path, "-I", "-B", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+        )
     except OSError as error:
-        raise ReleaseError(f"{path}: {error.strerror}; vllm_runtime_python has to name a Python interpreter on the host") from error
+        raise ReleaseError(
+            f"{path}: {error.strerror}; vllm_runtime_python has to name a Python interpreter on the host"
+        ) from error
     if run.returncode:
         raise ReleaseError(f"{path} does not run: {run.stderr.strip()[-300:]}")
     return {"path": path, **json.loads(run.stdout)}
@@ -140,7 +144,11 @@ class State:
     @property
     def removable(self) -> bool:
         """Whether taking away what was added is enough."""
-        return self.state == "altered" and bool(self.differences) and all(item["what"] == "extra" for item in self.differences)
+        return (
+            self.state == "altered"
+            and bool(self.differences)
+            and all(item["what"] == "extra" for item in self.differences)
+        )
 
 
 def look(path: str, digest: str, refresh: bool = False) -> State:
@@ -174,7 +182,9 @@ def others(root: str, release_id: str) -> List[str]:
         names = os.listdir(root)
     except FileNotFoundError:
         return []
-    return sorted(name for name in names if name != release_id and os.path.exists(os.path.join(root, name, ".complete")))
+    return sorted(
+        name for name in names if name != release_id and os.path.exists(os.path.join(root, name, ".complete"))
+    )
 
 
 def shown(differences: Sequence[Mapping[str, str]]) -> str:
@@ -240,9 +250,13 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
 def _check_fits(lock: Any, python: Mapping[str, Any]) -> None:
     have = (python["version"], python["architecture"])
     if have != (lock.python, lock.architecture):
-        raise ReleaseError(f"the lock is for Python {lock.python} on {lock.architecture}, {python['path']} is {have[0]} on {have[1]}")
+        raise ReleaseError(
+            f"the lock is for Python {lock.python} on {lock.architecture}, {python['path']} is {have[0]} on {have[1]}"
+        )
     if _numbers(python["glibc"]) < _numbers(lock.glibc):
-        raise ReleaseError(f"the lock's wheels need glibc {lock.glibc}, this host has {python['glibc']}: a newer system is needed")
+        raise ReleaseError(
+            f"the lock's wheels need glibc {lock.glibc}, this host has {python['glibc']}: a newer system is needed"
+        )
 
 
 def _numbers(text: str) -> Tuple[int, ...]:
@@ -260,7 +274,9 @@ def _alone(root: str, wait: int) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ReleaseError(f"another run has been building in {root} for {wait} s; wait for it, or end it and run again") from None
+                    raise ReleaseError(
+                        f"another run has been building in {root} for {wait} s; wait for it, or end it and run again"
+                    ) from None
                 time.sleep(0.5)
         yield
 
@@ -282,7 +298,9 @@ def _check_space(root: str, needed: int, what: str) -> None:
     numbers = os.statvfs(root)
     free = numbers.f_bavail * numbers.f_frsize
     if free < needed:
-        raise ReleaseError(f"{root}: {what} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; make room (old releases lie in {root})")
+        raise ReleaseError(
+            f"{root}: {what} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; make room (old releases lie in {root})"
+        )
 
 
 def _check_inodes(root: str, lock: Any) -> None:
@@ -306,7 +324,9 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
     environment = {
         **os.environ,
         **source.environment,
-        "UV_CACHE_DIR": os.path.join(work, "cache"),  # the same file system: files are linked, not copied; /tmp may be small
+        "UV_CACHE_DIR": os.path.join(
+            work, "cache"
+        ),  # the same file system: files are linked, not copied; /tmp may be small
         "UV_LINK_MODE": "hardlink",
         "UV_NO_CONFIG": "1",  # a uv.toml of the host is about something else
         "UV_PYTHON_DOWNLOADS": "never",
@@ -317,7 +337,9 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
         environment.setdefault("UV_SYSTEM_CERTS", "1")
     environment.pop("VIRTUAL_ENV", None)
     # Relocatable: console scripts would otherwise name the folder the release was built in.
-    run = _uv([tools.uv, "venv", "--quiet", "--relocatable", "--no-project", "--python", tools.python, release], environment)
+    run = _uv(
+        [tools.uv, "venv", "--quiet", "--relocatable", "--no-project", "--python", tools.python, release], environment
+    )
     if run.returncode:
         raise ReleaseError(explain(run.stderr, lock, source))
     command = [tools.uv, "pip", "install", "--quiet", "--python", os.path.join(release, "bin", "python")]
@@ -401,7 +423,13 @@ def _indices(urls: Sequence[str]) -> List[str]:
 
 def _uv(command: Sequence[str], environment: Mapping[str, str]) -> Any:
     return subprocess.run(
-        command, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, preexec_fn=_die_with_parent
+        command,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=_die_with_parent,
     )
 
 
@@ -428,7 +456,9 @@ def explain(stderr: str, lock: Any, source: Source) -> str:
     elif _LACKING.search(stderr):
         what = f"{place} lacks wheels of the lock"
     elif re.search(r"error sending request|dns error|[Cc]onnection refused|timed out", stderr):
-        what = f"{place} cannot be reached from this host; set vllm_runtime_index_url, or vllm_runtime_source: wheelhouse"
+        what = (
+            f"{place} cannot be reached from this host; set vllm_runtime_index_url, or vllm_runtime_source: wheelhouse"
+        )
     else:
         what = "uv failed"
     return f"{lock.id}: {what}. uv says: {last}"
@@ -437,7 +467,9 @@ def explain(stderr: str, lock: Any, source: Source) -> str:
 def _try(release: str) -> None:
     """Import what is compiled, once: a missing system library shows here and not at the first start."""
     python = os.path.join(release, "bin", "python")
-    run = subprocess.run([python, "-I", "-B", "-c", _TRIAL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    run = subprocess.run(
+        [python, "-I", "-B", "-c", _TRIAL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+    )
     if run.returncode:
         raise ReleaseError(f"the release was installed and does not import: {run.stderr.strip()[-600:]}")
 
@@ -467,7 +499,9 @@ def wanted_files(folder: str, files: Sequence[Mapping[str, Any]], room: int) -> 
     wanted = []
     for item in files:
         target = os.path.join(folder, item["name"])
-        if os.path.exists(target) and (os.path.getsize(target) != item["size"] or tree.sha256(target) != item["sha256"]):
+        if os.path.exists(target) and (
+            os.path.getsize(target) != item["size"] or tree.sha256(target) != item["sha256"]
+        ):
             os.unlink(target)
         if not os.path.exists(target):
             wanted.append(item)
@@ -485,7 +519,9 @@ def receive(folder: str, files: Sequence[Mapping[str, Any]], arrived: str) -> No
         try:
             shutil.move(came, beside)
             if tree.sha256(beside) != item["sha256"]:
-                raise ReleaseError(f"{item['name']} arrived damaged on this host, or changed on the controller meanwhile; run again")
+                raise ReleaseError(
+                    f"{item['name']} arrived damaged on this host, or changed on the controller meanwhile; run again"
+                )
             os.chmod(beside, 0o755 if item["name"] == "uv" else 0o644)
             os.rename(beside, target)
         except OSError as error:

@@ -142,17 +142,23 @@ def built(step):
         fallbacks=given["fallbacks"],
         environment={**source.environment, **given["environment"]},
     )
-    answer = releases.build(step["lock"], step["root"], releases.Tools(step["python"], step["uv"]), source, step["wait"])
+    answer = releases.build(
+        step["lock"], step["root"], releases.Tools(step["python"], step["uv"]), source, step["wait"]
+    )
     shutil.rmtree(step["incoming"], ignore_errors=True)  # only copies lie there; a leftover costs nothing but room
     return {"changed": True, **answer}
 
 
 def main():
-    module = AnsibleModule(argument_spec={**releases.ARGUMENTS, "host_step": {"type": "dict"}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={**releases.ARGUMENTS, "host_step": {"type": "dict"}}, supports_check_mode=True
+    )
     gc.disable()  # 35,000 file entries and a short life: collecting takes a third of the look's time and frees nothing
     step = module.params["host_step"]
     if step is None:
-        module.fail_json(msg="this module has a part on the controller, which was not found; install the collection whole")
+        module.fail_json(
+            msg="this module has a part on the controller, which was not found; install the collection whole"
+        )
     try:
         if step["do"] == "look":
             module.exit_json(**looked(step, module.check_mode))

@@ -31,7 +31,9 @@ locks = domain.module_util("locks")
 
 # Named indices are asked with little patience: they are a fallback, and offline networks should say so soon.
 _IMPATIENT = {"UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": "30"}
-_SETTINGS_HINT = "name a folder that has it with PIP_FIND_LINKS (or find-links in pip.conf), or an index with PIP_EXTRA_INDEX_URL"
+_SETTINGS_HINT = (
+    "name a folder that has it with PIP_FIND_LINKS (or find-links in pip.conf), or an index with PIP_EXTRA_INDEX_URL"
+)
 
 
 class RecipeError(Exception):
@@ -67,25 +69,39 @@ def _release(versions: Mapping[str, Any], version: str) -> Mapping[str, Any]:
     try:
         return versions["releases"][version]
     except KeyError:
-        raise RecipeError(f"vLLM {version} is not in data/versions.yml; it knows {', '.join(versions['releases'])}") from None
+        raise RecipeError(
+            f"vLLM {version} is not in data/versions.yml; it knows {', '.join(versions['releases'])}"
+        ) from None
 
 
 def recipe(
-    versions: Mapping[str, Any], version: str, accelerator: str, *, python: str, architecture: str = "x86_64", engine: str | None = None
+    versions: Mapping[str, Any],
+    version: str,
+    accelerator: str,
+    *,
+    python: str,
+    architecture: str = "x86_64",
+    engine: str | None = None,
 ) -> Recipe:
     """The recipe for one lock; `engine` names one of the entry's alternatives. Raises RecipeError."""
     release = _release(versions, version)
     if accelerator not in release["accelerators"]:
-        raise RecipeError(f"vLLM {version} has no {accelerator}; data/versions.yml knows {', '.join(release['accelerators'])}")
+        raise RecipeError(
+            f"vLLM {version} has no {accelerator}; data/versions.yml knows {', '.join(release['accelerators'])}"
+        )
     entry = dict(release["accelerators"][accelerator])
     if engine:
         if engine not in entry.get("alternatives", {}):
-            raise RecipeError(f"vLLM {version} {accelerator} has no engine '{engine}'; known: {', '.join(entry.get('alternatives', {})) or 'none'}")
+            raise RecipeError(
+                f"vLLM {version} {accelerator} has no engine '{engine}'; known: {', '.join(entry.get('alternatives', {})) or 'none'}"
+            )
         entry.update(entry["alternatives"][engine])
     if python not in release["python"]:
         raise RecipeError(f"vLLM {version} does not run on Python {python}; it runs on {', '.join(release['python'])}")
     if architecture not in entry["architectures"]:
-        raise RecipeError(f"vLLM {version} {accelerator} is not offered for {architecture}; known: {', '.join(entry['architectures'])}")
+        raise RecipeError(
+            f"vLLM {version} {accelerator} is not offered for {architecture}; known: {', '.join(entry['architectures'])}"
+        )
     package = entry["engine"]
     requirement = f"{package['package']}=={package['version']}"
     special = {requirement: package["index"]} if "index" in package else {}
@@ -160,10 +176,14 @@ class Resolver:
         )
         found = self._compile(requirements, uv_environment(settings))
         if isinstance(found, str):
-            raise RecipeError(f"vLLM {self.plan.version} {self.plan.accelerator} for Python {self.plan.python} cannot be resolved: {found}")
+            raise RecipeError(
+                f"vLLM {self.plan.version} {self.plan.accelerator} for Python {self.plan.python} cannot be resolved: {found}"
+            )
         return found
 
-    def _compile(self, requirements: Iterable[str], environment: Mapping[str, str], *options: str) -> list[dict[str, Any]] | str:
+    def _compile(
+        self, requirements: Iterable[str], environment: Mapping[str, str], *options: str
+    ) -> list[dict[str, Any]] | str:
         """Packages, or uv's reason why not."""
         (self.folder / "pyproject.toml").write_text(_project(requirements, self.from_index), encoding="utf-8")
         (self.folder / "leave-out.txt").write_text("\n".join(self.plan.leave_out) + "\n", encoding="utf-8")
@@ -175,9 +195,15 @@ class Resolver:
             "--python-version", self.plan.python, "--python-platform", f"{self.plan.architecture}-manylinux_{self.plan.glibc.replace('.', '_')}",
             "--excludes", "leave-out.txt", "--constraints", "constraints.txt", "--format", "pylock.toml", "--output-file", output.name, *options,
         ]  # fmt: skip
-        kept = {name: value for name, value in os.environ.items() if name not in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "VIRTUAL_ENV")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "VIRTUAL_ENV")
+        }
         kept["UV_PYTHON_DOWNLOADS"] = "never"  # to resolve for another Python, none of that version is needed
-        run = subprocess.run(command, cwd=self.folder, env={**kept, **environment}, capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            command, cwd=self.folder, env={**kept, **environment}, capture_output=True, text=True, check=False
+        )
         if run.returncode:
             return run.stderr.strip()
         return list(tomllib.loads(output.read_text(encoding="utf-8"))["packages"])
@@ -256,7 +282,10 @@ def target_tags(python: str, architecture: str, glibc: str) -> list[Tag]:
             platforms.append(f"{legacy[number]}_{architecture}")
     platforms.append(f"linux_{architecture}")
     interpreter = f"cp{version[0]}{version[1]}"
-    return [*cpython_tags(version, abis=[interpreter], platforms=platforms), *compatible_tags(version, interpreter, platforms)]
+    return [
+        *cpython_tags(version, abis=[interpreter], platforms=platforms),
+        *compatible_tags(version, interpreter, platforms),
+    ]
 
 
 def _one_wheel(package: Mapping[str, Any], plan: Recipe) -> tuple[str, Mapping[str, Any]]:
@@ -270,7 +299,9 @@ def _one_wheel(package: Mapping[str, Any], plan: Recipe) -> tuple[str, Mapping[s
         if best is not None:
             fitting.append((best, address, entry))
     if not fitting:
-        raise RecipeError(f"{package['name']}=={package['version']} has no wheel for Python {plan.python} on {plan.architecture}, glibc {plan.glibc}")
+        raise RecipeError(
+            f"{package['name']}=={package['version']} has no wheel for Python {plan.python} on {plan.architecture}, glibc {plan.glibc}"
+        )
     _, address, entry = min(fitting, key=lambda item: item[:2])
     return address, entry
 
@@ -304,7 +335,9 @@ def _made_wheel(plan: Recipe) -> Any:
 def _glibc(filename: str) -> str:
     """The oldest glibc a wheel runs on, from its file name; 2.5 for pure ones (older than any system here)."""
     found = [f"{major}.{minor}" for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", filename)]
-    found += [{"2014": "2.17", "2010": "2.12", "1": "2.5"}[year] for year in re.findall(r"manylinux(2014|2010|1)_", filename)]
+    found += [
+        {"2014": "2.17", "2010": "2.12", "1": "2.5"}[year] for year in re.findall(r"manylinux(2014|2010|1)_", filename)
+    ]
     return min(found, key=_numbers, default="2.5")
 
 
@@ -316,7 +349,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("version", help="release of vLLM, for example 0.26.0")
     parser.add_argument("accelerator", help="cu130, cu129 or cpu")
-    parser.add_argument("--python", action="append", help="Python minor, for example 3.12; may be given again (default: all of the systems in data/versions.yml)")
+    parser.add_argument(
+        "--python",
+        action="append",
+        help="Python minor, for example 3.12; may be given again (default: all of the systems in data/versions.yml)",
+    )
     parser.add_argument("--arch", default="x86_64", help="architecture (default: %(default)s)")
     parser.add_argument("--engine", help="an alternative build of the engine, as data/versions.yml names it")
     parser.add_argument("--into", type=Path, default=domain.LOCKS, help="folder of the locks (default: locks/)")
@@ -329,14 +366,19 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     for minor in minors:
         try:
-            plan = recipe(versions, given.version, given.accelerator, python=minor, architecture=given.arch, engine=given.engine)
+            plan = recipe(
+                versions, given.version, given.accelerator, python=minor, architecture=given.arch, engine=given.engine
+            )
             lock = make(plan, versions["indices"])
         except (RecipeError, FileNotFoundError) as error:
             print(f"lock: {error}", file=sys.stderr)
             failed = True
             continue
         path = write(lock, given.into)
-        print(f"{path.name}: {len(lock.wheels)} wheels, {lock.size / 1e6:.0f} MB" + (f", without {' '.join(lock.kernels_missing)}" if lock.kernels_missing else ""))
+        print(
+            f"{path.name}: {len(lock.wheels)} wheels, {lock.size / 1e6:.0f} MB"
+            + (f", without {' '.join(lock.kernels_missing)}" if lock.kernels_missing else "")
+        )
     return int(failed)
 
 

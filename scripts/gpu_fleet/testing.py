@@ -72,7 +72,6 @@ def lint(runner: Runner, names: list[str]) -> None:
         "shell syntax": ["bash", "-n", *shell_scripts()],
         "site.yml -i prod": ["ansible-playbook", "site.yml", "-i", "prod", "--syntax-check"],
         "validate -i prod": ["ansible-playbook", "playbooks/validate.yml", "-i", "prod"],
-        "validate -i inventories/demo": ["ansible-playbook", "playbooks/validate.yml", "-i", "inventories/demo"],
     }
     for name, command in commands.items():
         runner.run(f"lint {name}", command, timeout=300)

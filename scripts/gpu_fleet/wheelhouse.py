@@ -113,7 +113,9 @@ class Wheelhouse:
     def take(self, path: Path, wheel: Any) -> None:
         """Move a fetched file in, once its hash proved right."""
         if path.stat().st_size != wheel.size or _sha256(path) != wheel.sha256:
-            raise WheelhouseError(f"{wheel.filename}: what was fetched has another hash than the lock; nothing was kept")
+            raise WheelhouseError(
+                f"{wheel.filename}: what was fetched has another hash than the lock; nothing was kept"
+            )
         os.chmod(path, 0o644)
         target = self.folder / wheel.filename
         os.replace(path, target)
@@ -173,7 +175,9 @@ def special_index(need: Need) -> str | None:
     """Address of the index that has a wheel when pip's own places lack it; None for ordinary packages."""
     ordinary = "+" not in need.wheel.version
     for index in domain.data_cached("versions")["indices"].values():
-        if need.wheel.name in index["packages"] and not (ordinary and need.wheel.name in ("torch", "vllm", "torchvision", "torchaudio")):
+        if need.wheel.name in index["packages"] and not (
+            ordinary and need.wheel.name in ("torch", "vllm", "torchvision", "torchaudio")
+        ):
             return str(index["url"].format(version=need.lock.version, accelerator=need.lock.accelerator))
     return None
 
@@ -188,13 +192,18 @@ class Fetcher:
         (folder / "wheels").mkdir(parents=True, exist_ok=True)
         requirements = folder / "requirements.txt"
         requirements.write_text(
-            "".join(f"{need.wheel.name}=={need.wheel.version} --hash=sha256:{need.wheel.sha256}\n" for need in batch), encoding="utf-8"
+            "".join(f"{need.wheel.name}=={need.wheel.version} --hash=sha256:{need.wheel.sha256}\n" for need in batch),
+            encoding="utf-8",
         )
         self.log = open(folder / "log", "w+", encoding="utf-8")  # noqa: SIM115 (closed in `finish`)
         # TMPDIR: pip unpacks downloads there, and /tmp may be a small tmpfs. It also makes progress visible.
         environment = {**os.environ, "TMPDIR": str(folder), "PIP_REQUIRE_VIRTUALENV": "0"}
         self.process = subprocess.Popen(
-            _pip_command(batch[0].lock, folder, index), stdout=self.log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            _pip_command(batch[0].lock, folder, index),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
 
     def bytes_so_far(self) -> int:
@@ -227,7 +236,16 @@ def _pip_command(lock: Any, folder: Path, index: str | None) -> list[str]:
     from gpu_fleet.locks import target_tags
 
     platforms = dict.fromkeys(tag.platform for tag in target_tags(lock.python, lock.architecture, lock.glibc))
-    command = [*_pip(), "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-cache-dir"]
+    command = [
+        *_pip(),
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--no-cache-dir",
+    ]
     command += ["--disable-pip-version-check", "--no-input", "--implementation", "cp", "--python-version", lock.python]
     for platform in platforms:
         if platform != "any":
@@ -287,7 +305,9 @@ def fetch(
     return result
 
 
-def _fetch(wanted: list[Need], house: Wheelhouse, result: Result, progress: Callable[[int, int, str], None] | None) -> list[str]:
+def _fetch(
+    wanted: list[Need], house: Wheelhouse, result: Result, progress: Callable[[int, int, str], None] | None
+) -> list[str]:
     """Make what is made here, let pips fetch the rest; returns what went wrong, one line a wheel."""
     for need in wanted:
         if need.wheel.made:
@@ -323,7 +343,9 @@ def _fetch(wanted: list[Need], house: Wheelhouse, result: Result, progress: Call
     finally:
         for fetcher in at_work:
             fetcher.stop()
-        shutil.rmtree(part, ignore_errors=True)  # a leftover is removed by the next run, and the reason for it matters more
+        shutil.rmtree(
+            part, ignore_errors=True
+        )  # a leftover is removed by the next run, and the reason for it matters more
     return problems
 
 
@@ -364,11 +386,16 @@ def _make(need: Need, house: Wheelhouse) -> None:
 def _check_space(folder: Path, wanted: int) -> None:
     free = shutil.disk_usage(folder).free
     if wanted * 1.05 > free:
-        raise WheelhouseError(f"{folder}: {wanted / 1e9:.1f} GB of wheels are to come and {free / 1e9:.1f} GB are free; make room or name another folder with --into")
+        raise WheelhouseError(
+            f"{folder}: {wanted / 1e9:.1f} GB of wheels are to come and {free / 1e9:.1f} GB are free; make room or name another folder with --into"
+        )
 
 
 def _names(fetchers: Iterable[Fetcher]) -> str:
-    return ", ".join(item.batch[0].wheel.name + (f" and {len(item.batch) - 1} more" if len(item.batch) > 1 else "") for item in fetchers)
+    return ", ".join(
+        item.batch[0].wheel.name + (f" and {len(item.batch) - 1} more" if len(item.batch) > 1 else "")
+        for item in fetchers
+    )
 
 
 def _fetch_with_bar(lock_list: list[Any], folder: Path) -> Result:
@@ -376,7 +403,14 @@ def _fetch_with_bar(lock_list: list[Any], folder: Path) -> Result:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("wheels"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (
+        TextColumn("wheels"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         return fetch(
@@ -389,7 +423,9 @@ def _fetch_with_bar(lock_list: list[Any], folder: Path) -> Result:
 
 def main(arguments: list[str] | None = None) -> int:
     """`python -m gpu_fleet.wheelhouse`: 0 all there, 1 wheels are missing, 2 used wrongly."""
-    parser = argparse.ArgumentParser(prog="python -m gpu_fleet.wheelhouse", description="Fill a folder with exactly the wheels that locks name.")
+    parser = argparse.ArgumentParser(
+        prog="python -m gpu_fleet.wheelhouse", description="Fill a folder with exactly the wheels that locks name."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("fetch", help="bring in what is missing, put right what was altered")
     verb.add_argument("locks", nargs="+", type=Path, metavar="LOCK")
@@ -404,7 +440,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("wheelhouse: stopped; whole wheels are kept, the next run goes on from there", file=sys.stderr)
         return 130
-    print(f"{given.into}: {result.wheels} wheels, {result.fetched} of them fetched now ({result.fetched_bytes / 1e6:.0f} MB) in {result.seconds:.1f} s")
+    print(
+        f"{given.into}: {result.wheels} wheels, {result.fetched} of them fetched now ({result.fetched_bytes / 1e6:.0f} MB) in {result.seconds:.1f} s"
+    )
     return 0
 
 

@@ -79,6 +79,14 @@ def fingerprint(fleet: demo.Fleet, host: str) -> str:
     return done.stdout
 
 
+def differences(before: str, after: str) -> list[str]:
+    """Lines of two fingerprints that only one of them has."""
+    one, other = before.splitlines(), after.splitlines()
+    return [f"- {line}" for line in one if line not in set(other)] + [
+        f"+ {line}" for line in other if line not in set(one)
+    ]
+
+
 # -- it answers -------------------------------------------------------------------------------------------------------------
 
 
@@ -103,12 +111,10 @@ def test_every_rank_runs_and_starts_with_its_host(host):
     assert unit.is_enabled
 
 
-def test_the_server_does_not_run_as_root(host):
-    users = (
-        host.check_output("ps -C vllm -o user=").split()
-        or host.check_output("ps -e -o user=,args= | awk '/bin\\/vllm serve/ {print $1}'").split()
-    )
-    assert users, "no process of the server was found"
+def test_no_process_of_the_server_is_roots(host):
+    group = host.check_output("systemctl show vllm@chat.0.service --property=ControlGroup --value")
+    users = host.check_output(f"xargs -I PID stat --format=%U /proc/PID < /sys/fs/cgroup{group}/cgroup.procs").split()
+    assert len(users) >= 2, f"a server and its worker at least, not {users}"
     assert set(users) == {"vllm"}
 
 
@@ -160,7 +166,7 @@ def test_one_host_alone_leaves_the_other_as_it_was(fleet):
     assert status == 0, output[-3000:]
     assert set(recap(output)) == {"gpu-01"}
     assert recap(output)["gpu-01"]["changed"] == 0, output[-6000:]
-    assert fingerprint(fleet, "gpu-02") == before
+    assert differences(before, fingerprint(fleet, "gpu-02")) == []
 
 
 def test_an_unreachable_host_leaves_the_other_as_it_was(fleet, tmp_path):
@@ -171,7 +177,7 @@ def test_an_unreachable_host_leaves_the_other_as_it_was(fleet, tmp_path):
     assert status == 4, output[-3000:]
     assert recap(output)["gpu-02"]["unreachable"] == 1
     assert recap(output)["gpu-01"]["changed"] == 0, output[-6000:]
-    assert fingerprint(fleet, "gpu-01") == before
+    assert differences(before, fingerprint(fleet, "gpu-01")) == []
     assert "Paris" in demo.ask(fleet, demo.QUESTION)
 
 
@@ -179,12 +185,12 @@ def test_what_was_altered_by_hand_is_put_right(fleet):
     before = fingerprint(fleet, "gpu-02")
     damage = "echo NCCL_DEBUG=TRACE >> /etc/nccl.conf; nft flush ruleset; chmod 0644 /etc/vllm/chat.0/secrets.env"
     assert inside(fleet, "gpu-02", "sh", "-c", damage).returncode == 0
-    assert fingerprint(fleet, "gpu-02") != before
+    assert len(differences(before, fingerprint(fleet, "gpu-02"))) > 3
     status, output, _ = site(fleet)
     assert status == 0, output[-3000:]
     assert recap(output)["gpu-01"]["changed"] == 0
     assert recap(output)["gpu-02"]["changed"] > 0
-    assert fingerprint(fleet, "gpu-02") == before
+    assert differences(before, fingerprint(fleet, "gpu-02")) == []
 
 
 # -- alone ------------------------------------------------------------------------------------------------------------------
@@ -198,8 +204,8 @@ def test_no_packet_leaves_the_fleet_while_it_starts_and_answers(fleet, lab_count
     assert status == 0, output[-3000:]
     print(f"measured: site.yml that starts a stopped service {seconds:.1f} s")
     began = time.monotonic()
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda number: demo.ask(fleet, f"What is {number} plus one?", tokens=8), range(100)))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: demo.ask(fleet, f"What is {number} plus one?", tokens=4), range(100)))
     print(f"measured: 100 requests {time.monotonic() - began:.1f} s")
     assert len(answers) == 100
     sent = lab_counters(fleet.lab)

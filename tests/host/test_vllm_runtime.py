@@ -30,7 +30,9 @@ def test_it_is_complete_and_names_its_lock(host, release):
 
 
 def test_everybody_can_read_and_only_root_can_write(host, release):
-    host.run_expect([0], f"setpriv --reuid=nobody --regid=nogroup --clear-groups env PYTHONDONTWRITEBYTECODE=1 {release}/bin/vllm")
+    host.run_expect(
+        [0], f"setpriv --reuid=nobody --regid=nogroup --clear-groups env PYTHONDONTWRITEBYTECODE=1 {release}/bin/vllm"
+    )
     assert host.check_output(f"find {release} ! -type l \\( -perm /022 -o ! -user root \\)") == ""
 
 

@@ -153,7 +153,10 @@ def index(folder, name, wheels):
         page = root / item.name
         page.mkdir(parents=True, exist_ok=True)
         (page / item.filename).write_bytes(path.read_bytes())
-        links = "".join(f'<a href="{whl.name}#sha256={hashlib.sha256(whl.read_bytes()).hexdigest()}">{whl.name}</a>\n' for whl in sorted(page.glob("*.whl")))
+        links = "".join(
+            f'<a href="{whl.name}#sha256={hashlib.sha256(whl.read_bytes()).hexdigest()}">{whl.name}</a>\n'
+            for whl in sorted(page.glob("*.whl"))
+        )
         (page / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
     return root.as_uri()
 
@@ -168,16 +171,26 @@ def cu129(tmp_path):
         found = []
         for pin in pins:
             name, version = pin.split("==")
-            needs = "Requires-Dist: torch==2.11.0\nRequires-Dist: plain\nRequires-Dist: torchcodec\n" if name == "vllm" else ""
+            needs = (
+                "Requires-Dist: torch==2.11.0\nRequires-Dist: plain\nRequires-Dist: torchcodec\n"
+                if name == "vllm"
+                else ""
+            )
             item = tiny.wheel(made, name, version, {})
             if needs:
                 item = with_requirements(made, item, needs)
             found.append((item, made / item.filename))
         return found
 
-    ordinary = index(tmp_path, "ordinary", wheels("plain==1.0", "torch==2.11.0", "vllm==0.26.0", "torchvision==0.26.0", "torchaudio==2.11.0"))
+    ordinary = index(
+        tmp_path,
+        "ordinary",
+        wheels("plain==1.0", "torch==2.11.0", "vllm==0.26.0", "torchvision==0.26.0", "torchaudio==2.11.0"),
+    )
     engine = index(tmp_path, "engine", wheels("vllm==0.26.0+cu129"))
-    torch = index(tmp_path, "torch-index", wheels("torch==2.11.0+cu129", "torchvision==0.26.0+cu129", "torchaudio==2.11.0+cu129"))
+    torch = index(
+        tmp_path, "torch-index", wheels("torch==2.11.0+cu129", "torchvision==0.26.0+cu129", "torchaudio==2.11.0+cu129")
+    )
     return ordinary, {"vllm": {"url": engine}, "pytorch": {"url": torch}, "flashinfer-cubin": {"url": ordinary}}
 
 
@@ -233,6 +246,8 @@ def test_an_index_out_of_reach_is_one_clear_error(cu129):
 
 
 def test_command_refuses_what_the_table_lacks():
-    run = subprocess.run([str(domain.COLLECTION / "scripts" / "lock"), "9.9.9", "cpu"], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [str(domain.COLLECTION / "scripts" / "lock"), "9.9.9", "cpu"], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 2
     assert "not in data/versions.yml" in run.stderr

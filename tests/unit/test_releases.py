@@ -51,7 +51,12 @@ def test_a_release_is_whole_and_relocated(lock, text, root, source):
     path = root / lock.id
     assert answer["path"] == str(path)
     assert releases.look(str(path), lock.digest).state == "right"
-    assert subprocess.run([path / "bin" / "vllm"], capture_output=True, text=True, check=True, env={"PYTHONDONTWRITEBYTECODE": "1"}).stdout == "0.32.0+cpu\n"
+    assert (
+        subprocess.run(
+            [path / "bin" / "vllm"], capture_output=True, text=True, check=True, env={"PYTHONDONTWRITEBYTECODE": "1"}
+        ).stdout
+        == "0.32.0+cpu\n"
+    )
     assert releases.BUILDING not in (path / "bin" / "vllm").read_text()
     assert nothing_half_made(root)
     assert not list(path.rglob("__pycache__"))
@@ -104,7 +109,11 @@ def test_bytecode_that_somebody_wrote_is_removed_with_its_folder(lock, text, roo
 def test_another_lock_makes_another_release_and_both_stay(lock, text, root, source, tmp_path):
     build(text, root, source)
     second = tiny.make(tmp_path / "second", python=MINOR, torch="2.13.1")
-    build((tmp_path / "second" / "tiny.lock").read_text(), root, releases.Source(folder=str(tmp_path / "second" / "wheels")))
+    build(
+        (tmp_path / "second" / "tiny.lock").read_text(),
+        root,
+        releases.Source(folder=str(tmp_path / "second" / "wheels")),
+    )
     assert releases.others(str(root), second.id) == [lock.id]
     assert releases.look(str(root / lock.id), lock.digest).state == "right"
 
@@ -169,7 +178,9 @@ def test_too_little_room_is_refused_before_anything_is_written(text, root, sourc
 
 def test_a_disk_that_fills_up_meanwhile(text, root, source, former, tmp_path):
     uv = tmp_path / "uv"
-    uv.write_text("#!/bin/sh\necho 'error: failed to write to file: No space left on device (os error 28)' >&2; exit 2\n")
+    uv.write_text(
+        "#!/bin/sh\necho 'error: failed to write to file: No space left on device (os error 28)' >&2; exit 2\n"
+    )
     uv.chmod(0o755)
     refused(text, root, source, "the disk is full", former, uv=str(uv))
 
@@ -191,14 +202,22 @@ def test_a_package_that_only_its_own_index_has(lock, text, root, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
     shutil.move(tmp_path / "source" / "mirror" / "torch", own / "torch")
-    build(text, root, releases.Source(index_url=(tmp_path / "source" / "mirror").as_uri(), fallbacks={"torch": own.as_uri()}))
+    build(
+        text,
+        root,
+        releases.Source(index_url=(tmp_path / "source" / "mirror").as_uri(), fallbacks={"torch": own.as_uri()}),
+    )
     assert releases.look(str(root / lock.id), lock.digest).state == "right"
 
 
 def test_a_package_that_no_index_has(lock, text, root, tmp_path, former):
     tiny.mirror(tmp_path / "source", lock)
     shutil.rmtree(tmp_path / "source" / "mirror" / "torch")
-    source = releases.Source(index_url=(tmp_path / "source" / "mirror").as_uri(), fallbacks={"torch": "http://127.0.0.1:9/cpu"}, environment={"UV_HTTP_RETRIES": "0"})
+    source = releases.Source(
+        index_url=(tmp_path / "source" / "mirror").as_uri(),
+        fallbacks={"torch": "http://127.0.0.1:9/cpu"},
+        environment={"UV_HTTP_RETRIES": "0"},
+    )
     message = refused(text, root, source, "torch==2.13.0 was found neither", former)
     for word in ("/mirror", "http://127.0.0.1:9/cpu", "vllm_runtime_find_links"):
         assert word in message
@@ -226,7 +245,17 @@ releases.build(text, sys.argv[3], releases.Tools(sys.argv[4], sys.argv[5]), rele
 
 def start(tmp_path, root, uv):
     return subprocess.Popen(
-        [PYTHON, "-c", _RUNNER, domain.COLLECTION / "collections", tmp_path / "source" / "tiny.lock", root, PYTHON, uv, tmp_path / "source" / "wheels"]
+        [
+            PYTHON,
+            "-c",
+            _RUNNER,
+            domain.COLLECTION / "collections",
+            tmp_path / "source" / "tiny.lock",
+            root,
+            PYTHON,
+            uv,
+            tmp_path / "source" / "wheels",
+        ]
     )
 
 
@@ -294,12 +323,17 @@ def test_foreign_cuda_is_found_in_what_ldconfig_says():
 \tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda-13.0/compat/libcuda.so.1
 \tlibc.so.6 (libc6,x86-64) => /lib/x86_64-linux-gnu/libc.so.6
 """
-    assert releases.foreign_cuda(listing) == ["/usr/local/cuda-13.0/compat/libcuda.so.1", "/usr/local/cuda/lib64/libcudart.so.12"]
+    assert releases.foreign_cuda(listing) == [
+        "/usr/local/cuda-13.0/compat/libcuda.so.1",
+        "/usr/local/cuda/lib64/libcudart.so.12",
+    ]
 
 
 def test_pips_settings_of_a_host(tmp_path):
     machine, user = tmp_path / "a", tmp_path / "b"
-    machine.write_text("[global]\nindex-url = https://one/simple\nextra-index-url =\n  https://x/simple\n  https://y/simple\ncert = /etc/ca.pem\n")
+    machine.write_text(
+        "[global]\nindex-url = https://one/simple\nextra-index-url =\n  https://x/simple\n  https://y/simple\ncert = /etc/ca.pem\n"
+    )
     user.write_text("[install]\nindex-url = https://two/simple\n")
     found = releases.host_pip_settings([str(machine), str(user)])
     assert found.index_url == "https://two/simple"

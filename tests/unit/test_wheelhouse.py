@@ -70,7 +70,9 @@ def test_a_touched_wheel_is_kept(lock, house):
 
 def test_a_wheel_with_another_hash_is_not_taken_in_and_others_are_kept(lock, house):
     wrong = dataclasses.replace(lock, wheels=(dataclasses.replace(lock.wheels[0], sha256="0" * 64), *lock.wheels[1:]))
-    with pytest.raises(wheelhouse.WheelhouseError, match=r"torch==2.13.0 .*DO NOT MATCH|torch==2.13.0 .*Expected sha256"):
+    with pytest.raises(
+        wheelhouse.WheelhouseError, match=r"torch==2.13.0 .*DO NOT MATCH|torch==2.13.0 .*Expected sha256"
+    ):
         wheelhouse.fetch([wrong], house, silent)
     assert wheels(house) == sorted(wheel.filename for wheel in lock.wheels[1:])
 
@@ -127,6 +129,9 @@ def test_a_damaged_lock_is_refused_by_name(house, tmp_path):
 
 
 def test_small_wheels_share_a_pip_and_big_ones_do_not(lock):
-    made = [dataclasses.replace(lock.wheels[1], name=f"p{number}", size=size) for number, size in enumerate([50_000_000, *[1000] * 13])]
+    made = [
+        dataclasses.replace(lock.wheels[1], name=f"p{number}", size=size)
+        for number, size in enumerate([50_000_000, *[1000] * 13])
+    ]
     groups = wheelhouse.batches(wheelhouse.Need(wheel, lock) for wheel in made)
     assert [len(group) for group in groups] == [1, 12, 1]

