@@ -7,6 +7,7 @@ models.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tarfile
 import tempfile
@@ -58,6 +59,7 @@ class ActionModule(ActionBase):
             "faults": looked["faults"],
             "notes": notes,
             "sent_bytes": sent,
+            "digests": {name: _whole(manifest) for name, manifest in manifests.items()},
             "left_over": looked["left_over"],
             "diff": {"before": "".join(f"{line}\n" for line in lines), "after": ""},
         }
@@ -127,6 +129,12 @@ class ActionModule(ActionBase):
                 "A former model is as it was; what arrived whole is kept for the next run"
             ) from error
         return sum(manifest[path]["size"] for path in need)
+
+
+def _whole(manifest: models.Manifest) -> str:
+    """One digest for a model: of its files' paths and digests."""
+    lines = "".join(f"{path} {manifest[path]['sha256']}\n" for path in sorted(manifest))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _check(item: Any) -> str:

@@ -436,6 +436,7 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
     return {
         "instance": replica.instance,
         "service": service.name,
+        "model": service.model,
         "rank": rank,
         "hosts": [h.name for h in replica.hosts],
         "head": {"host": head.name, "address": head.address, "port": ports["api"]},

@@ -78,6 +78,10 @@ sent_bytes:
   description: Bytes that were sent.
   type: int
   returned: success
+digests:
+  description: One SHA-256 a model, of its files' paths and digests.
+  type: dict
+  returned: success
 left_over:
   description: Folders of the store that no model is called after. They are never touched.
   type: list

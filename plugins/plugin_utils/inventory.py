@@ -28,7 +28,13 @@ FLEET_VARIABLES = {
     "fleet_plan": "dict",
 }
 # Facts that roles set for each other during a run; a second play of the same run sees them as variables.
-FACTS = ("vllm_runtime_release", "vllm_runtime_other_releases", "nccl_chosen_interface", "host_limits_effective")
+FACTS = (
+    "vllm_runtime_release",
+    "vllm_runtime_other_releases",
+    "nccl_chosen_interface",
+    "host_limits_effective",
+    "model_store_digests",
+)
 KEY_LENGTH = 32  # characters; 128 random bits are 22 in base64, 32 in hex
 
 
