@@ -183,7 +183,10 @@ def test_an_unreachable_host_leaves_the_other_as_it_was(fleet, tmp_path):
 
 def test_what_was_altered_by_hand_is_put_right(fleet):
     before = fingerprint(fleet, "gpu-02")
-    damage = "echo NCCL_DEBUG=TRACE >> /etc/nccl.conf; nft flush ruleset; chmod 0644 /etc/vllm/chat.0/secrets.env"
+    damage = (
+        "sed -i 's/^NCCL_SOCKET_IFNAME=.*/NCCL_SOCKET_IFNAME==wrong0/' /etc/nccl.conf;"
+        "nft flush ruleset; chmod 0644 /etc/vllm/chat.0/secrets.env"
+    )
     assert inside(fleet, "gpu-02", "sh", "-c", damage).returncode == 0
     assert len(differences(before, fingerprint(fleet, "gpu-02"))) > 3
     status, output, _ = site(fleet)
