@@ -8,7 +8,8 @@ On the machine with the GPUs, as root and with nothing but Python 3.9, for a rel
 `serve` does by hand what systemd does with the unit of roles/vllm_service: the folders, prepare, `vllm serve --config`,
 and the probe that waits for a right completion; then it asks, stops the server and starts it again with warm caches.
 RESULTS gets result.json, rewritten after every step so that a machine that vanishes takes little along, and one log a
-start. The API key is made on the spot and written nowhere but into secrets.env.
+start. The API key is made on the spot and written nowhere but into secrets.env; an instance that the roles have deployed
+has one already and is refused.
 Exit status: 0 shown, 1 not shown (result.json says what failed), 2 used wrongly.
 """
 
@@ -446,8 +447,7 @@ def usage_files(made: dict[str, Any]) -> list[str]:
     return [path for folder in folders for path in map(str, folder.rglob("usage_stats.json"))]
 
 
-def serve(arguments: argparse.Namespace) -> int:
-    made = json.loads(arguments.made.read_text(encoding="utf-8"))
+def serve(made: dict[str, Any], arguments: argparse.Namespace) -> int:
     arguments.results.mkdir(parents=True, exist_ok=True)
     result = Result(arguments.results)
     spec = importlib.util.spec_from_file_location("probe", ROOT / "plugins/module_utils/probe.py")
@@ -544,7 +544,10 @@ def main() -> int:
         return 0
     if not shutil.which("nvidia-smi"):
         parser.error("there is no nvidia-smi on this machine")
-    return serve(arguments)
+    made = json.loads(arguments.made.read_text(encoding="utf-8"))
+    if os.path.lexists(Path(made["path"]).parents[1] / "current"):
+        parser.error(f"{made['instance']} is deployed on this machine; give the service of the inventory another name")
+    return serve(made, arguments)
 
 
 if __name__ == "__main__":
