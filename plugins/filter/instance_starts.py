@@ -29,7 +29,7 @@ EXAMPLES = """
 
 RETURN = """
 _value:
-  description: One dict an instance, with C(instance), C(generation), C(rank), C(peers) and C(store_port).
+  description: One dict an instance, with C(instance), C(generation), C(rank), C(hosts) and C(store_port).
   type: list
   elements: dict
 """

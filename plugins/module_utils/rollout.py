@@ -55,7 +55,7 @@ def starts(results: Sequence[Result], instances: Sequence[str]) -> List[Dict[str
             "instance": result["item"]["instance"],
             "generation": result["id"],
             "rank": result["item"]["rank"],
-            "peers": len(result["item"]["peers"]),
+            "hosts": result["item"]["hosts"],
             "store_port": result["item"]["ports"]["rank_store"],
         }
         for result in results

@@ -5,10 +5,11 @@ DOCUMENTATION = r"""
 module: instance
 short_description: Start or stop this host's rank of a vLLM replica, and see it through
 description:
-  - C(started) points the link C(current) at a generation, starts the unit and waits until it is active. The unit of a head is active only once
-    an authenticated completion came back right, that of a worker once its head is healthy.
-  - Ends within seconds of the unit's end, of a lost rank of the same replica, or of a head that went away, with the journal's lines that say why,
-    and leaves the unit stopped, so that nothing restarts in a circle.
+  - C(started) points the link C(current) at a generation and starts the unit; it returns as soon as the unit has begun, so that all ranks of
+    a replica start together, however few hosts Ansible works on at a time.
+  - C(watched) waits until the unit is active. The unit of a head is active only once an authenticated completion came back right, that of a
+    worker once its head is healthy. It ends within seconds of the unit's end, of a lost rank, or of another host's failure, with the
+    journal's lines that say why, and leaves the unit stopped, so that nothing restarts in a circle.
   - C(stopped) stops the unit and waits for the end.
 author: The gpu_fleet authors
 options:
@@ -19,7 +20,7 @@ options:
   state:
     description: What to reach.
     type: str
-    choices: [started, stopped]
+    choices: [started, watched, stopped]
     default: started
   generation:
     description: ID of the generation to run. Needed for C(started).
@@ -28,12 +29,17 @@ options:
     description: Folder of all instances.
     type: path
     default: /etc/vllm
+  invocation:
+    description: For C(watched). The invocation that C(started) returned; another one is a restart and so a failure.
+    type: str
+    default: ""
+  hosts:
+    description: For C(watched). All hosts of the replica; one that has failed in this run ends the wait.
+    type: list
+    elements: str
+    default: []
   rank:
     description: Rank of this host in the replica; 0 is the head.
-    type: int
-    default: 0
-  peers:
-    description: How many other ranks the replica has.
     type: int
     default: 0
   store_port:
@@ -47,6 +53,10 @@ options:
     description: Seconds without the connection of a rank that was there before, after which it counts as lost.
     type: int
     default: 5
+  look_for:
+    description: For the action plugin only. Seconds of one look, after which it asks how the other hosts fare.
+    type: int
+    default: 5
 attributes:
   check_mode: {description: Says whether it would start or stop., support: full}
   diff_mode: {description: Shows the state and the generation before and after., support: full}
@@ -57,14 +67,22 @@ EXAMPLES = r"""
   gpu_fleet.vllm.instance:
     instance: chat.0
     generation: 1a2b3c4d5e6f
+  register: started
+
+- name: See it through
+  gpu_fleet.vllm.instance:
+    instance: chat.0
+    state: watched
+    invocation: "{{ started.invocation }}"
+    hosts: [gpu-01, gpu-02]
     rank: 1
-    peers: 1
     store_port: 8001
 """
 
 RETURN = r"""
 active: {description: systemd's ActiveState at the end., returned: always, type: str}
-seconds: {description: How long the start took., returned: success, type: float}
+invocation: {description: systemd's InvocationID of the start., returned: started and stopped, type: str}
+pending: {description: Whether the wait goes on; for the action plugin only., returned: watched, type: bool}
 msg: {description: "Why a start failed, with the lines of the journal that say it.", returned: failure, type: str}
 """
 
@@ -76,6 +94,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import why
 
 PAUSE = 0.5  # seconds between two looks
+BEGIN = 30  # seconds that systemd gets to begin a unit
 
 
 def point(link, target):
@@ -94,39 +113,59 @@ def current_generation(link):
         return None
 
 
+def call(module, *arguments):
+    """systemctl, or the end of the module with what it said."""
+    run = units.systemctl(*arguments)
+    if run.returncode:
+        module.fail_json(msg=f"systemctl {' '.join(arguments)} on {os.uname().nodename}: {run.stderr.strip()}")
+
+
+def start(module, unit, link):
+    """Point `current` at the generation, start the unit, return the invocation that this began."""
+    p = module.params
+    point(link, os.path.join("generations", p["generation"]))
+    call(module, "daemon-reload")
+    if unit.sub == "auto-restart":
+        # A start would only wait for the restart that is pending already, and could not be told from it.
+        call(module, "stop", unit.name)
+    if unit.active == "failed":
+        call(module, "reset-failed", unit.name)
+    call(module, "enable", unit.name)
+    call(module, "start", "--no-block", unit.name)
+    runs = unit.active == "active" or (unit.active == "activating" and unit.sub != "auto-restart")
+    deadline = time.monotonic() + BEGIN
+    while time.monotonic() < deadline:
+        now = units.show(p["instance"])
+        if now.invocation and (runs or now.invocation != unit.invocation):
+            return now.invocation
+        time.sleep(PAUSE / 5)
+    return module.fail_json(
+        msg=f"{unit.name} on {os.uname().nodename} did not begin within {BEGIN} s; systemctl status {unit.name} says more"
+    )
+
+
 class Watch:
     """One start, watched from outside until it is ready or over."""
 
-    def __init__(self, module, began):
-        self.p = module.params
-        self.began = began
-        self.invocation = ""
+    def __init__(self, parameters):
+        self.p = parameters
         self.seen = 0
         self.missing_since = None
 
     def look(self):
         """None while it goes on, '' when ready, else what is wrong."""
         unit = units.show(self.p["instance"])
-        if unit.active in ("activating", "active", "failed"):
-            # Before that, systemd still shows the invocation of the run before.
-            self.invocation = self.invocation or unit.invocation
-        over = (
-            unit.active in ("failed", "deactivating")
-            or unit.sub == "auto-restart"
-            or (unit.sub == "start-post" and not unit.pid)
-        )
-        if over or (self.invocation and unit.invocation != self.invocation):
+        over = unit.active in ("failed", "inactive", "deactivating") or unit.sub == "auto-restart"
+        if over or (unit.sub == "start-post" and not unit.pid):
             return f"the unit ended: {unit.result}, {unit.exit}"
-        if unit.active == "active":
-            return ""
-        if unit.active == "inactive" and time.monotonic() - self.began > 10 * PAUSE:
-            return "the unit did not start"
-        return self.ranks() or self.overdue()
+        if self.p["invocation"] and unit.invocation != self.p["invocation"]:
+            return "the unit ended and was started again"
+        return "" if unit.active == "active" else self.ranks()
 
     def ranks(self):
         """A lost rank: its connection to the store was there and has been gone for a while."""
-        port, others = self.p["store_port"], self.p["peers"]
-        if not port or not others:
+        port, others = self.p["store_port"], len(self.p["hosts"]) - 1
+        if not port or others < 1:
             return None
         head = self.p["rank"] == 0
         count = len(set(units.peers_of(port, listening=head)))
@@ -140,74 +179,73 @@ class Watch:
         lost = "another rank of the replica" if head else "the head of the replica"
         return f"{lost} went away during the start; its own host says why"
 
-    def overdue(self):
-        if time.monotonic() - self.began < self.p["timeout"]:
-            return None
-        return f"it was not ready within {self.p['timeout']} s (vllm_service_start_timeout)"
+    def see(self):
+        """Look until something is known or the time of this look is up; None when nothing is.
+
+        A rank that is missing when the time is up is looked for until it counts as lost or is back.
+        """
+        until = time.monotonic() + self.p["look_for"]
+        while True:
+            outcome = self.look()
+            if outcome is not None or (time.monotonic() >= until and self.missing_since is None):
+                return outcome
+            time.sleep(PAUSE)
 
 
-def start(module, unit, link):
+def watch(module, unit):
+    """See a start through for a while; whether it goes on. Fails when the start has."""
     p = module.params
-    began = time.monotonic()
-    point(link, os.path.join("generations", p["generation"]))
-    units.systemctl("daemon-reload")
-    units.systemctl("reset-failed", unit.name)
-    for verb in (["enable", unit.name], ["start", "--no-block", unit.name]):
-        run = units.systemctl(*verb)
-        if run.returncode:
-            module.fail_json(msg=f"systemctl {' '.join(verb)} on {os.uname().nodename}: {run.stderr.strip()}")
-    watch = Watch(module, began)
-    outcome = None
-    while outcome is None:
-        time.sleep(PAUSE)
-        outcome = watch.look()
+    outcome = Watch(p).see()
     if outcome:
         units.systemctl("stop", unit.name)
-        log = why(units.journal(watch.invocation)) if watch.invocation else []
-        module.fail_json(
-            msg=f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:\n"
-            + "\n".join(log),
-            active=units.show(p["instance"]).active,
-        )
-    return time.monotonic() - began
+        log = why(units.journal(p["invocation"] or unit.invocation))
+        said = f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:"
+        module.fail_json(msg="\n".join([said, *log]), active=units.show(p["instance"]).active)
+    return outcome is None
 
 
 def main():
     module = AnsibleModule(
         argument_spec={
             "instance": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "state": {"type": "str", "choices": ["started", "watched", "stopped"], "default": "started"},
             "generation": {"type": "str"},
             "root": {"type": "path", "default": "/etc/vllm"},
+            "invocation": {"type": "str", "default": ""},
+            "hosts": {"type": "list", "elements": "str", "default": []},
             "rank": {"type": "int", "default": 0},
-            "peers": {"type": "int", "default": 0},
             "store_port": {"type": "int"},
             "timeout": {"type": "int", "default": 1800},
             "lost_after": {"type": "int", "default": 5},
+            "look_for": {"type": "int", "default": 5},
         },
         required_if=[("state", "started", ["generation"])],
         supports_check_mode=True,
     )
     p = module.params
     unit = units.show(p["instance"])
+    if p["state"] == "watched":
+        pending = False if module.check_mode else watch(module, unit)
+        module.exit_json(changed=False, pending=pending, active=units.show(p["instance"]).active)
     link = os.path.join(p["root"], p["instance"], "current")
+    before = {"state": unit.active, "generation": current_generation(link)}
     if p["state"] == "stopped":
         changed = unit.running or unit.active in ("active", "activating")
         after = {"state": "inactive"}
     else:
-        changed = not (unit.active == "active" and unit.enabled and current_generation(link) == p["generation"])
+        changed = not (unit.active == "active" and unit.enabled and before["generation"] == p["generation"])
         after = {"state": "active", "generation": p["generation"]}
-    before = {"state": unit.active, "generation": current_generation(link)}
-    result = {"changed": changed, "active": unit.active, "diff": {"before": before, "after": {**before, **after}}}
+    result = {
+        "changed": changed,
+        "invocation": unit.invocation,
+        "diff": {"before": before, "after": {**before, **after}},
+    }
     if changed and not module.check_mode:
-        if p["state"] == "stopped":
-            run = units.systemctl("stop", unit.name)
-            if run.returncode:
-                module.fail_json(msg=f"systemctl stop {unit.name} on {os.uname().nodename}: {run.stderr.strip()}")
+        if p["state"] == "started":
+            result["invocation"] = start(module, unit, link)
         else:
-            result["seconds"] = round(start(module, unit, link), 1)
-        result["active"] = units.show(p["instance"]).active
-    module.exit_json(**result)
+            call(module, "stop", unit.name)
+    module.exit_json(active=units.show(p["instance"]).active, **result)
 
 
 if __name__ == "__main__":

@@ -139,12 +139,14 @@ def test_two_replicas_restart_one_after_the_other_without_consent(hosts):
     assert second_down >= first_up
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_failed_start_says_why_at_once_and_leaves_nothing_in_a_circle(hosts, rank):
+@pytest.mark.parametrize(
+    ("rank", "when"), [(0, {}), (1, {}), (0, {"STANDIN_FAIL_EARLY": "1"})], ids=["head", "worker", "before-they-met"]
+)
+def test_a_failed_start_says_why_at_once_and_leaves_nothing_in_a_circle(hosts, rank, when):
     failing = services(
         chat={"seed": 2 + rank},
         single={"seed": 7},
-        env={"STANDIN_FAIL_RANK": str(rank), "STANDIN_FAIL": "the very cause"},
+        env={"STANDIN_FAIL_RANK": str(rank), "STANDIN_FAIL": "the very cause", **when},
     )
     run = play(vllm_services=failing, vllm_service_allow_outage=True)
     assert run.status != 0

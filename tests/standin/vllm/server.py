@@ -1,7 +1,8 @@
 """What the stand-in does: ranks that find each other over the store port, and a head that answers completions.
 
 Like the real one, it says nothing over HTTP until all ranks are there, wants the key, dies with its peers, and lets
-the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=TEXT makes rank N die at start.
+the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=TEXT makes rank N die at start, with
+STANDIN_FAIL_EARLY=1 before the ranks have met.
 """
 
 from __future__ import annotations
@@ -81,15 +82,23 @@ def agree(arguments, connections):
         threading.Thread(target=die_when_closed, args=(connection,), daemon=True).start()
 
 
+def fail():
+    """Die as vLLM does: the cause first, an echo of it last."""
+    time.sleep(2)
+    try:
+        raise ValueError(os.environ["STANDIN_FAIL"])
+    finally:
+        print("RuntimeError: Engine core initialization failed. See root cause above.", file=sys.stderr, flush=True)
+
+
 def run(arguments):
     print(f"stand-in for vLLM, rank {arguments.node_rank} of {arguments.nnodes}", flush=True)
+    fails = os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank)
+    if fails and "STANDIN_FAIL_EARLY" in os.environ:
+        fail()
     connections = meet(arguments)
-    if os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank):
-        time.sleep(2)
-        try:
-            raise ValueError(os.environ["STANDIN_FAIL"])
-        finally:
-            print("RuntimeError: Engine core initialization failed. See root cause above.", file=sys.stderr, flush=True)
+    if fails:
+        fail()
     agree(arguments, connections)
     if arguments.headless:
         threading.Event().wait()
