@@ -76,7 +76,8 @@ def render(inventory: Path, lock: Path, into: Path) -> None:
     from ansible_collections.gpu_fleet.vllm.plugins.module_utils import locks
     from ansible_collections.gpu_fleet.vllm.plugins.modules import generation
 
-    release = f"/opt/vllm/releases/{locks.parse(lock.read_text(encoding='utf-8'), str(lock)).id}"
+    locked = locks.parse(lock.read_text(encoding="utf-8"), str(lock))
+    release = f"/opt/vllm/releases/{locked.id}"
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as raw:
         command = [
@@ -85,7 +86,15 @@ def render(inventory: Path, lock: Path, into: Path) -> None:
             "-i",
             str(inventory.resolve()),
         ]
-        subprocess.run([*command, "--extra-vars", f"render_into={raw}"], cwd=ROOT, check=True, stdout=sys.stderr)
+        facts = {
+            "id": locked.id,
+            "path": release,
+            "version": locked.version,
+            "accelerator": locked.accelerator,
+            "kernels_missing": list(locked.kernels_missing),
+        }
+        given = json.dumps({"render_into": raw, "render_release": facts})
+        subprocess.run([*command, "--extra-vars", given], cwd=ROOT, check=True, stdout=sys.stderr)
         for name in sorted(os.listdir(raw)):
             files = json.loads((Path(raw) / name).read_text(encoding="utf-8"))
             instance = json.loads(files["plan.json"])["instance"]
