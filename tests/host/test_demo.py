@@ -81,10 +81,8 @@ def fingerprint(fleet: demo.Fleet, host: str) -> str:
 
 def differences(before: str, after: str) -> list[str]:
     """Lines of two fingerprints that only one of them has."""
-    one, other = before.splitlines(), after.splitlines()
-    return [f"- {line}" for line in one if line not in set(other)] + [
-        f"+ {line}" for line in other if line not in set(one)
-    ]
+    one, other = set(before.splitlines()), set(after.splitlines())
+    return sorted([f"- {line}" for line in one - other] + [f"+ {line}" for line in other - one])
 
 
 # -- it answers -------------------------------------------------------------------------------------------------------------
