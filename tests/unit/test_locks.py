@@ -95,6 +95,33 @@ def test_kept_lock_is_whole_and_fits_the_table(path):
         assert lock.kernels or lock.kernels_missing
 
 
+# The compiler of CUDA and what it needs beside it; below CUDA 13 the major is part of the names.
+COMPILER = {
+    13: ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl"),
+    12: ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"),
+}
+
+
+@pytest.mark.parametrize("path", [path for path in kept() if "-cu" in path.name], ids=lambda path: path.name)
+def test_compiler_of_a_kept_lock_has_the_minor_of_its_runtime(path):
+    """Headers of one minor are an error for the compiler of another, so nothing could be compiled at first start."""
+    lock = locks.parse(path.read_text(), path.name)
+    entry = domain.data("versions")["releases"][lock.version]["accelerators"][lock.accelerator]
+    minors = {wheel.name: ".".join(wheel.version.split(".")[:2]) for wheel in lock.wheels}
+    major = int(entry["cuda"].split(".")[0])
+    runtime = "nvidia-cuda-runtime" if major > 12 else f"nvidia-cuda-runtime-cu{major}"
+    assert minors[runtime] == entry["cuda"]
+    assert {name: minors[name] for name in COMPILER[major]} == dict.fromkeys(COMPILER[major], entry["cuda"])
+
+
+def test_recipes_hold_the_compiler_to_the_minor_of_cuda():
+    for version, release in domain.data("versions")["releases"].items():
+        for accelerator, entry in release["accelerators"].items():
+            if entry["cuda"]:
+                wanted = {f"{name}=={entry['cuda']}.*" for name in COMPILER[int(entry["cuda"].split(".")[0])]}
+                assert wanted <= set(entry.get("constraints", ())), f"{version} {accelerator}"
+
+
 def test_table_names_exactly_the_locks_that_are_kept():
     named = {
         locks.lock_name(version, accelerator, python, "x86_64")
