@@ -6,6 +6,7 @@ demo that is up is not touched.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -43,9 +44,8 @@ def run(runner: Runner) -> None:
             timeout=1500,
             extra={"GPU_FLEET_LAB": LAB_NAME, "GPU_FLEET_INVENTORY": str(fleet.inventory)},
         )
-        for line in step.text().splitlines():
-            if line.startswith("measured: "):
-                runner.console.print(f"      {line}", markup=False)
+        for measured in re.findall(r"measured: .*", step.text()):
+            runner.console.print(f"      {measured}", markup=False)
     except StepFailed:
         pass  # the step has shown what was wrong and counts as failed
     finally:
