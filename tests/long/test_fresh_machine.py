@@ -22,8 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "molecule" / "shared" / "lab.py"
 COLD_SECONDS, WARM_SECONDS = 600.0, 240.0
-# What pip and the certificates are told on this machine belongs to the machine that is played, too.
-CARRIED = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs", "/usr/local/share/ca-certificates")
+# What pip is told on this machine belongs to the machine that is played, too; its certificates are in the lab's base.
+CARRIED = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/root/.config/pip")
 PASSED_ON = (
     "PIP_",
     "SSL_CERT",
@@ -58,11 +58,9 @@ def machine() -> Path:
     root = folder / "root"
     subprocess.run(["cp", "-a", "--reflink=auto", base, root], check=True)
     for path in map(Path, CARRIED):
-        if path.is_dir():
-            shutil.copytree(path, root / path.relative_to("/"), dirs_exist_ok=True, symlinks=True)
-        elif path.exists():
-            (root / path.relative_to("/")).unlink(missing_ok=True)
-            shutil.copy(path, root / path.relative_to("/"))
+        if path.exists():
+            (root / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["cp", "-aT", "--remove-destination", path, root / path.relative_to("/")], check=True)
     run(root, "apt-get -qq update && apt-get -qq -y install --no-install-recommends git python3-pip >/dev/null", 300)
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / "root" / "fleet")], check=True)
     yield root
