@@ -139,9 +139,15 @@ def supervisor(lab: Lab, host: str) -> int | None:
     return record["pid"] if alive else None
 
 
+def ended(lab: Lab, host: str) -> bool:
+    """Whether the process that ran the host wrote itself down and is gone: the host will not come up any more."""
+    return (lab.folder(host) / "process.json").exists() and supervisor(lab, host) is None
+
+
 def start(lab: Lab, host: str) -> None:
     """Start the process that runs the host, in a session of its own so that Ctrl-C here does not end it."""
     shim = Path(__file__).resolve().parents[1] / "lab.py"
+    (lab.folder(host) / "process.json").unlink(missing_ok=True)
     with open(lab.folder(host) / "console.log", "ab") as console:
         subprocess.Popen(
             [sys.executable, str(shim), "_supervise", lab.lab_id, host],
@@ -214,6 +220,8 @@ def wait_ready(lab: Lab, host: str) -> None:
     """Wait until the host has booted and lets us in. LabError with the end of its console when it does not."""
     end = time.monotonic() + BOOT_SECONDS
     while not _answers(lab.address(host)):
+        if ended(lab, host):
+            raise LabError(f"{host}: it ended while it booted{_console(lab, host)}")
         if time.monotonic() > end:
             raise LabError(f"{host}: no SSH at {lab.address(host)} within {BOOT_SECONDS:.0f} s{_console(lab, host)}")
         time.sleep(0.05)

@@ -18,6 +18,7 @@ from .names import LabNames
 from .shell import PATH, run
 from .state import Bind, Lab, load, locked, machine_lock, readable, save, write_atomically
 
+MACHINE_ID = Path("/etc/machine-id")
 # What a lab cannot do without, and the Debian package that brings it.
 TOOLS = {
     "systemd-nspawn": "systemd-container",
@@ -48,6 +49,10 @@ def check_machine() -> None:
     if not cgroups.hierarchies():
         raise UsageError(
             "no control group hierarchy is mounted below /sys/fs/cgroup: a lab host could not kill its own units"
+        )
+    if not MACHINE_ID.exists() or MACHINE_ID.stat().st_size < 32:
+        raise UsageError(
+            f"{MACHINE_ID} is empty, and systemd-nspawn needs it for the hosts' network; run systemd-machine-id-setup"
         )
     try:
         run(["nft", "list", "tables"])
