@@ -70,6 +70,7 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         hosts[name] = host
         found.extend(mistakes)
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
+    found.extend(_address_findings(hosts.values()))
     if not hosts:
         found.append(
             Finding(
@@ -172,6 +173,20 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     return host, found
 
 
+def _address_findings(hosts: Iterable[plan.Host]) -> list[Finding]:
+    """Two hosts with one address would be taken for each other by ranks and firewall."""
+    by_address: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.address:
+            by_address.setdefault(host.address, []).append(host.name)
+    fix = "Give each host its own fleet_address"
+    return [
+        Finding("address-taken", f"hosts {', '.join(names)}", f"all have the address {address}", fix)
+        for address, names in by_address.items()
+        if len(names) > 1
+    ]
+
+
 def _nccl_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
     """What the role nccl would refuse on the host and can be known here."""
     variables = inventory.role_value(name, "nccl", "nccl_variables")
@@ -267,16 +282,9 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
         if key is None:
             fix = f"Add it to vllm_service_api_keys (better in a vault): {name}: followed by the output of `openssl rand -hex 32`"
             found.append(Finding("no-key", f"service {name}", "it has no API key", fix))
-        elif not isinstance(key, str) or len(key) < KEY_LENGTH or not re.match(r"^[!-~]+$", key):
+        elif fault := _key_fault(key):
             fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as the output of `openssl rand -hex 32`"
-            found.append(
-                Finding(
-                    "weak-key",
-                    f"service {name}",
-                    "its API key is too short or has characters that a header cannot carry",
-                    fix,
-                )
-            )
+            found.append(Finding("weak-key", f"service {name}", fault, fix))
     for name in keys:
         if name not in names:
             found.append(
@@ -288,6 +296,17 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
                 )
             )
     return found
+
+
+def _key_fault(key: Any) -> str | None:
+    if not isinstance(key, str):
+        return "its API key is no text (a number needs quotes)"
+    if "{{" in key:
+        # Ansible leaves a template as it is when a variable in it is undefined.
+        return "its API key is a template with an undefined variable"
+    if len(key) < KEY_LENGTH or not re.match(r"^[!-~]+$", key):
+        return "its API key is too short or has characters that a header cannot carry"
+    return None
 
 
 # --- Variables of roles -----------------------------------------------------------------------------------------
@@ -350,9 +369,14 @@ def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -
         secret = option.get("no_log", False)
         for error in result.error_messages:
             shown = "a secret" if secret else repr(value)[:80]
-            reason = "it has the wrong type" if secret else str(error)
+            reason = "it has the wrong type" if secret else _plain(str(error))
             faults.append(("wrong-type", f"{name} is {shown}: {reason}", _first_line(option.get("description", ""))))
     return faults
+
+
+def _plain(error: str) -> str:
+    """Ansible's words without the names of Python's classes."""
+    return re.sub(r"<class '(?:[\w.]*\.)?(?:Ansible)?(\w+)'>", lambda found: found.group(1).lower(), error)
 
 
 def _spec(option: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,7 @@ MISTAKES = [
     ({"nccl_port_range": "50000-50100"}, "has 101 ports, fewer than 4000"),
     ({"vllm_service_api_keys": {}}, "service chat: it has no API key"),
     ({"vllm_service_api_keys": {"chat": "short"}}, "its API key is too short"),
+    ({"vllm_service_api_keys": {"chat": "{{ nowhere }}"}}, "its API key is a template with an undefined variable"),
     (
         {"vllm_service_api_keys": {"chat": KEY, "chatt": KEY}},
         "vllm_service_api_keys.chatt: there is no such service. Did you mean chat?",
@@ -129,6 +130,13 @@ def test_an_inventory_without_gpu_hosts_is_refused(tmp_path):
     status, said = validate(tmp_path, hosts={})
     assert status != 0
     assert "the group gpu_hosts is empty or missing" in said
+
+
+def test_two_hosts_with_one_address_are_refused(tmp_path):
+    one = {"ansible_host": "127.0.0.1", "ansible_port": 9}
+    status, said = validate(tmp_path, hosts={"gpu-01": one, "gpu-02": one})
+    assert status != 0
+    assert "hosts gpu-01, gpu-02: all have the address 127.0.0.1" in said
 
 
 def test_an_address_is_a_number(tmp_path):
