@@ -369,6 +369,7 @@ def _plan(
     services: Sequence[Service], replicas: Sequence[Replica], sizes: Dict[str, Any], fleet: Fleet
 ) -> Dict[str, Any]:
     plan: Dict[str, Any] = {
+        "addresses": {host.name: host.address for host in fleet.hosts.values()},
         "services": {},
         "replicas": {},
         "hosts": {name: {"instances": [], "openings": []} for name in fleet.hosts},

@@ -51,9 +51,7 @@ def ensure_root(lab: Lab, host: str, base: Path) -> Path:
 
 def _prepare(lab: Lab, host: str, root: Path) -> None:
     """What an installer would have asked: name, address, resolver, keys."""
-    # The second form is the one that a server listening on IPv6 as well asks for (torch's store does): without it each
-    # connection of a peer is a question to the resolver outside.
-    named = [f"{form}{lab.address(name)} {name}" for form in ("", "::ffff:") for name in lab.hosts]
+    named = [f"{lab.address(name)} {name}" for name in lab.hosts]
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback", *named]
     gateway = f"Gateway={lab.gateway}\n" if lab.nat else ""
     files = {
