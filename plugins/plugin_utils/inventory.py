@@ -17,16 +17,8 @@ from ..module_utils import flags, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data
 
-# Variables that belong to no single role; everything else that begins with fleet_ is a typo.
-FLEET_VARIABLES = {
-    "fleet_address": "str",
-    "fleet_system": "str",
-    "fleet_architecture": "str",
-    "fleet_gpus": "int",
-    "fleet_http_proxy": "str",
-    "fleet_ca_certificates": "list",
-    "fleet_plan": "dict",
-}
+# Variables that belong to no single role: data/fleet_variables.yml says what they mean; fleet_plan is the plan itself.
+FLEET_VARIABLES = {name: entry["type"] for name, entry in data.load("fleet_variables").items()} | {"fleet_plan": "dict"}
 # Facts that roles set for each other during a run; a second play of the same run sees them as variables.
 FACTS = (
     "vllm_runtime_release",

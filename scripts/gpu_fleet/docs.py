@@ -92,6 +92,17 @@ def services() -> str:
     )
 
 
+def inventory() -> str:
+    known = yaml.safe_load((ROOT / "data/fleet_variables.yml").read_text())
+    rows = [[f"`{name}`", entry["type"], shown(entry["default"]), cell(entry["what"])] for name, entry in known.items()]
+    return (
+        NOTE.format(source="data/fleet_variables.yml")
+        + "# The inventory\n\nGroups: `gpu_hosts` (they serve), `gateways` and `monitors` (they reach the API of every service). A host may be in all three. "
+        + "What is served is `vllm_services`, see [services.md](services.md); everything else is a variable of a role, in the role's README, or one of these:\n\n"
+        + table(["variable", "type", "default", "meaning"], rows)
+    )
+
+
 def releases() -> str:
     known = yaml.safe_load((ROOT / "data/versions.yml").read_text())
     locks = sorted(path.name for path in (ROOT / "locks").glob("*.lock"))
@@ -130,6 +141,7 @@ def documents() -> dict[pathlib.Path, str]:
     return made | {
         ROOT / "docs/ports.md": ports(),
         ROOT / "docs/services.md": services(),
+        ROOT / "docs/inventory.md": inventory(),
         ROOT / "docs/releases.md": releases(),
     }
 
