@@ -7,7 +7,7 @@ name: replica_actions
 short_description: Which replicas to start or restart, and what must not be done
 description:
   - Judges the results of M(gpu_fleet.vllm.generation) of all hosts of a run by the plan.
-positional: results, allow_outage
+positional: results, allow_outage, started
 options:
   _input:
     description: The fact C(fleet_plan).
@@ -21,6 +21,11 @@ options:
     description: Whether a replica may be restarted while no other one of its service serves.
     type: bool
     default: false
+  started:
+    description: Instances that this run has started already.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = """

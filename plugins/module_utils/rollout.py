@@ -7,21 +7,25 @@ replica can serve, unless the user allows the outage.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 Result = Mapping[str, Any]  # what gpu_fleet.vllm.generation returned for one instance on one host
 
 
 def actions(
-    plan: Mapping[str, Any], results: Mapping[str, Sequence[Result]], allow_outage: bool = False
-) -> Dict[str, List[str]]:
+    plan: Mapping[str, Any],
+    results: Mapping[str, Sequence[Result]],
+    allow_outage: bool = False,
+    started: Sequence[str] = (),
+) -> Dict[str, List[Any]]:
     """What to do with each replica.
 
     results       host to the results of gpu_fleet.vllm.generation, each with `item` as the loop had it; hosts that are
-                  not part of the run (--limit) or could not be reached are absent
+                  not part of the run (--limit), have failed in it or could not be reached are absent
+    started       instances that this run has started already: they serve now, as far as their hosts are still there
     start         instances to start on all their hosts; nothing of them serves now
     restart       instances to stop and start, in this order, one after the other
-    refuse        messages: what is needed and must not be done now
+    refuse        what is needed and must not be done now: instance, its hosts in this run, message
     """
     known = {
         (result["item"]["instance"], host): result
@@ -29,23 +33,41 @@ def actions(
         for result in all_of_host
         if "restart_reasons" in result
     }
-    out: Dict[str, List[str]] = {"start": [], "restart": [], "refuse": []}
+    serving = _serving(plan, known, started)
+    out: Dict[str, List[Any]] = {"start": [], "restart": [], "refuse": []}
     for instance, replica in plan["replicas"].items():
         ranks = {host: known[instance, host] for host in replica["hosts"] if (instance, host) in known}
-        if not ranks or all(rank["settled"] for rank in ranks.values()):
+        if not ranks or instance in started or all(rank["settled"] for rank in ranks.values()):
             continue
         missing = [host for host in replica["hosts"] if host not in ranks]
         reasons = [f"{reason} ({host})" for host, rank in ranks.items() for reason in rank["restart_reasons"]]
         active = [host for host, rank in ranks.items() if rank["active"] == "active"]
+        strangers = [(host, name) for host, rank in ranks.items() for name in rank.get("strangers", ())]
+        others = [other for other in plan["services"][replica["service"]]["replicas"] if other != instance]
+        message = ""
         if missing:
-            out["refuse"].append(_missing(instance, missing, reasons))
+            message = _missing(instance, missing, reasons)
+        elif strangers and len(active) < len(ranks):
+            message = _stranger(instance, strangers)
         elif not reasons and len(active) in (0, len(ranks)):
             out["start"].append(instance)
-        elif len(active) < len(ranks) or allow_outage or _other_serves(plan, instance, known):
+        elif len(active) < len(ranks) or allow_outage or any(other in serving for other in others):
             out["restart"].append(instance)
         else:
-            out["refuse"].append(_outage(instance, replica, reasons))
+            message = _outage(instance, replica, reasons)
+        if message:
+            out["refuse"].append({"instance": instance, "hosts": list(ranks), "message": message})
     return out
+
+
+def _serving(plan: Mapping[str, Any], known: Mapping[Tuple[str, str], Result], started: Sequence[str]) -> List[str]:
+    """Instances that serve: all ranks active, or started by this run on hosts that are still part of it."""
+    found = []
+    for instance, replica in plan["replicas"].items():
+        ranks = [known.get((instance, host)) for host in replica["hosts"]]
+        if all(rank is not None and (instance in started or rank["active"] == "active") for rank in ranks):
+            found.append(instance)
+    return found
 
 
 def starts(results: Sequence[Result], instances: Sequence[str]) -> List[Dict[str, Any]]:
@@ -67,21 +89,20 @@ def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> s
     what = f"has to be restarted: {'; '.join(reasons)}" if reasons else "does not serve"
     return (
         f"{instance} {what}, but {', '.join(missing)} is not part of this run (left out by --limit, failed or unreachable). "
-        "All ranks of a replica start together: run again with all of its hosts. Nothing was switched"
+        "All ranks of a replica start together: run again with all of its hosts. Its servers were left as they are"
+    )
+
+
+def _stranger(instance: str, strangers: Sequence[Tuple[str, str]]) -> str:
+    told = "; ".join(f"vllm@{name} runs on {host}: systemctl disable --now vllm@{name}" for host, name in strangers)
+    return (
+        f"{instance} is to be started where instances run that the inventory no longer names, with its GPUs and ports. "
+        f"They are not touched without you. {told}"
     )
 
 
 def _outage(instance: str, replica: Mapping[str, Any], reasons: Sequence[str]) -> str:
     return (
         f"{instance} has to be restarted: {'; '.join(reasons)}. No other replica of {replica['service']} serves, so its users would wait. "
-        "Nothing was switched. Set vllm_service_allow_outage: true for this run to allow it"
+        "Its servers were left as they are. Set vllm_service_allow_outage: true for this run to allow it"
     )
-
-
-def _other_serves(plan: Mapping[str, Any], instance: str, known: Mapping[Any, Result]) -> bool:
-    service = plan["replicas"][instance]["service"]
-    for other in plan["services"][service]["replicas"]:
-        ranks = [known.get((other, host)) for host in plan["replicas"][other]["hosts"]]
-        if other != instance and all(rank is not None and rank["active"] == "active" for rank in ranks):
-            return True
-    return False

@@ -46,6 +46,11 @@ options:
     description: Where the drop-in of the unit goes.
     type: path
     default: /etc/systemd/system
+  planned:
+    description: All instances that the plan puts on this host; others that run are told.
+    type: list
+    elements: str
+    default: []
   nofile:
     description: Open files that the running process must be allowed, to compare with what it has.
     type: int
@@ -80,6 +85,7 @@ serving: {description: Whether the unit is active and runs the wanted generation
 enabled: {description: Whether the unit starts at boot., returned: always, type: bool}
 settled: {description: "Whether it is serving, starts at boot, and C(current) points at it.", returned: always, type: bool}
 running_generation: {description: ID that the running process was started from., returned: always, type: str}
+strangers: {description: Instances that run here and that the plan does not name., returned: always, type: list, elements: str}
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
 """
 
@@ -88,6 +94,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import probe, units
@@ -181,17 +188,20 @@ class Generation:
         os.rename(beside, self.path)
 
     def judge(self, config):
+        os.makedirs(self.cache, mode=0o755, exist_ok=True)
+        # Root neither writes into a folder of the service user nor runs bytecode that lies there.
+        ours = os.lstat(self.cache).st_uid == os.geteuid()
+        cache = self.cache if ours else tempfile.mkdtemp(prefix="vllm-check-")
+        os.chmod(cache, 0o700)
         environment = {
             "PATH": "/usr/bin:/bin",
-            "HOME": "/nonexistent",
+            "HOME": cache,
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             # The parser imports half of vLLM (15 s of CPU without bytecode, 7 s with it): what it compiles is kept where
             # the server looks for it. systemd gives the folder to the service user when the unit starts.
-            "PYTHONPYCACHEPREFIX": os.path.join(self.cache, "pycache"),
+            "PYTHONPYCACHEPREFIX": os.path.join(cache, "pycache"),
         }
-        os.makedirs(self.cache, mode=0o755, exist_ok=True)
-        os.chmod(self.cache, 0o700)
         run = subprocess.run(
             [os.path.join(self.release, "bin", "python"), "-c", PARSE, config],
             stdout=subprocess.PIPE,
@@ -200,9 +210,10 @@ class Generation:
             env=environment,
             check=False,
         )
+        if run.returncode or not ours:
+            shutil.rmtree(cache)
         if run.returncode:
             shutil.rmtree(os.path.dirname(config))
-            shutil.rmtree(self.cache)
             last = [line for line in run.stdout.splitlines() if line.strip()][-1:] or [f"exit status {run.returncode}"]
             self.module.fail_json(
                 msg=(
@@ -273,12 +284,43 @@ def relink(path, target):
     os.rename(beside, path)
 
 
+def strangers(planned):
+    """Instances that run on this host and that the plan does not name."""
+    listed = units.systemctl(
+        "list-units", "vllm@*.service", "--plain", "--no-legend", "--state=active,activating"
+    ).stdout
+    names = [
+        line.split()[0][len("vllm@") : -len(".service")] for line in listed.splitlines() if line.startswith("vllm@")
+    ]
+    return [name for name in names if planned and name not in planned]
+
+
 def points_at(link, identifier):
     return os.path.islink(link) and os.readlink(link) == os.path.join("generations", identifier)
 
 
 def secrets_right(path, content):
     return read(path) == content and mode(path) == (0o100600, 0, 0)
+
+
+def keep_key(module, secrets, key_line, refused):
+    """Put the key where the next start finds it; what changed.
+
+    A running server that refuses it goes on with its old key until it is restarted, also when it crashes before: then
+    the new one waits beside.
+    """
+    waiting = f"{secrets}.next"
+    target = waiting if refused else secrets
+    changed = []
+    if not refused and os.path.lexists(waiting):
+        changed.append(os.path.basename(waiting))
+        if not module.check_mode:
+            os.unlink(waiting)
+    if not secrets_right(target, key_line):
+        changed.append(os.path.basename(target))
+        if not module.check_mode:
+            write(target, key_line, 0o600)
+    return changed
 
 
 def restart_reasons(module, generation):
@@ -303,6 +345,7 @@ def restart_reasons(module, generation):
 
 
 def main():
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "instance": {"type": "str", "required": True},
@@ -313,6 +356,7 @@ def main():
             "probe_url": {"type": "str"},
             "cache": {"type": "path", "default": "/var/cache/vllm"},
             "unit_directory": {"type": "path", "default": "/etc/systemd/system"},
+            "planned": {"type": "list", "elements": "str", "default": []},
             "nofile": {"type": "int", "required": True},
             "memlock": {"type": "int", "default": -1},
         },
@@ -331,8 +375,15 @@ def main():
         os.makedirs(os.path.join(generation.home, "generations"), mode=0o755, exist_ok=True)
         lock = open(os.path.join(generation.home, ".lock"), "w", encoding="ascii")  # noqa: SIM115  held until the end
         fcntl.flock(lock, fcntl.LOCK_EX)
-    for folder in (generation.home, os.path.join(generation.home, "generations")):
-        if mode(folder) not in ((0o040755, 0, 0), None):
+    # The service user has to get through all of them; a link is the operator's, and so is where it leads.
+    for folder in (
+        p["root"],
+        generation.home,
+        os.path.join(generation.home, "generations"),
+        p["cache"],
+        os.path.dirname(generation.cache),
+    ):
+        if not os.path.islink(folder) and mode(folder) not in ((0o040755, 0, 0), None):
             changes.append(folder)
             if not module.check_mode:
                 os.chmod(folder, 0o755)
@@ -344,10 +395,6 @@ def main():
         changes.append("generation")
         if not module.check_mode:
             generation.create()
-    if not secrets_right(secrets, key_line):
-        changes.append("secrets.env")
-        if not module.check_mode:
-            write(secrets, key_line, 0o600)
     if not os.path.islink(drop_in) or os.readlink(drop_in) != wanted_link:
         changes.append(drop_in)
         if not module.check_mode:
@@ -355,6 +402,7 @@ def main():
             relink(drop_in, wanted_link)
 
     reasons = restart_reasons(module, generation)
+    changes += keep_key(module, secrets, key_line, any("refuses the key" in reason for reason in reasons))
     unit = generation.unit
     result = {
         "changed": bool(changes),
@@ -369,6 +417,7 @@ def main():
         "settled": unit.active == "active" and not reasons and unit.enabled and points_at(current, generation.id),
         "running_generation": unit.generation,
         "restart_reasons": reasons,
+        "strangers": strangers(p["planned"]),
     }
     if changes:
         shown = {

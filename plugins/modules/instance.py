@@ -120,13 +120,21 @@ def call(module, *arguments):
         module.fail_json(msg=f"systemctl {' '.join(arguments)} on {os.uname().nodename}: {run.stderr.strip()}")
 
 
+def take_over_key(home):
+    """A key that the running server refused waits beside until the start that takes it."""
+    waiting = os.path.join(home, "secrets.env.next")
+    if os.path.exists(waiting):
+        os.rename(waiting, os.path.join(home, "secrets.env"))
+
+
 def start(module, unit, link):
     """Point `current` at the generation, start the unit, return the invocation that this began."""
     p = module.params
     point(link, os.path.join("generations", p["generation"]))
+    take_over_key(os.path.dirname(link))
     call(module, "daemon-reload")
-    if unit.sub == "auto-restart":
-        # A start would only wait for the restart that is pending already, and could not be told from it.
+    if unit.sub == "auto-restart" or unit.active == "deactivating":
+        # A start would only wait for the restart that is pending, or for a stop that goes on, and look like neither.
         call(module, "stop", unit.name)
     if unit.active == "failed":
         call(module, "reset-failed", unit.name)
@@ -205,6 +213,7 @@ def watch(module, unit):
 
 
 def main():
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "instance": {"type": "str", "required": True},

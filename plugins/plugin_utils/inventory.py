@@ -23,7 +23,7 @@ FLEET_VARIABLES = {name: entry["type"] for name, entry in data.load("fleet_varia
 FACTS = (
     "vllm_runtime_release",
     "vllm_runtime_other_releases",
-    "nccl_chosen_interface",
+    "nccl_chosen_interface", "nccl_chosen_settings",
     "host_limits_effective",
     "model_store_digests",
 )

@@ -139,6 +139,20 @@ def test_two_replicas_restart_one_after_the_other_without_consent(hosts):
     assert second_down >= first_up
 
 
+def test_a_change_that_fails_on_the_first_replica_never_reaches_the_second(hosts):
+    healthy = show(hosts["gpu-02"], "single.1")
+    failing = services(chat={"seed": 1}, single={"seed": 8})
+    failing[1]["env"] = {"STANDIN_FAIL_RANK": "0", "STANDIN_FAIL": "a bad change"}
+    run = play(vllm_services=failing)
+    assert run.status != 0
+    assert "a bad change" in run.said
+    assert "single.1 was not restarted and goes on as it was: gpu-01 failed before its turn" in run.said
+    assert show(hosts["gpu-02"], "single.1") == healthy
+    assert show(hosts["gpu-02"], "single.1", "ActiveState") == "active"
+    # What runs is started first, then it may take over while the other restarts.
+    assert play(vllm_services=services(chat={"seed": 1}, single={"seed": 7})).status == 0
+
+
 @pytest.mark.parametrize(
     ("rank", "when"), [(0, {}), (1, {}), (0, {"STANDIN_FAIL_EARLY": "1"})], ids=["head", "worker", "before-they-met"]
 )

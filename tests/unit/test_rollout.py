@@ -41,7 +41,9 @@ def test_a_changed_replica_restarts_while_the_other_serves():
 
 def test_the_last_serving_replica_is_not_restarted_unless_allowed():
     last = results(a=OLD, b=OLD, c=OFF, d=OFF)
-    (message,) = actions(PLAN, last)["refuse"]
+    (refused,) = actions(PLAN, last)["refuse"]
+    message = refused["message"]
+    assert refused["hosts"] == ["a", "b"]
     assert "vllm_service_allow_outage" in message
     assert "generation 1" in message
     assert actions(PLAN, last, allow_outage=True)["restart"] == ["chat.0"]
@@ -55,7 +57,7 @@ def test_a_replica_whose_hosts_are_not_all_here_is_not_touched():
     for state in (OFF, OLD):
         done = actions(PLAN, results(a=state))
         assert done["start"] == done["restart"] == []
-        assert "b is not part of this run" in done["refuse"][0]
+        assert "b is not part of this run" in done["refuse"][0]["message"]
     assert actions(PLAN, results(a=WELL)) == {"start": [], "restart": [], "refuse": []}
 
 
@@ -63,3 +65,32 @@ def test_a_failed_host_has_no_result():
     assert actions(PLAN, {"a": [{"item": {"instance": "chat.0"}, "failed": True}], "b": [rank("chat.0", "inactive")]})[
         "refuse"
     ]
+
+
+def test_a_replica_that_this_run_started_lets_the_other_restart():
+    states = results(a=OFF, b=OFF, c=OLD, d=OLD)
+    assert actions(PLAN, states)["start"] == ["chat.0"]
+    done = actions(PLAN, states, started=["chat.0"])
+    assert done == {"start": [], "restart": ["chat.1"], "refuse": []}
+
+
+def test_a_replica_whose_start_failed_lets_nothing_restart():
+    states = results(a=OFF, b=OFF, c=OLD, d=OLD)
+    del states["a"]  # it left the run
+    assert [entry["instance"] for entry in actions(PLAN, states, started=["chat.0"])["refuse"]] == ["chat.1"]
+
+
+def test_one_refusal_does_not_keep_another_service_from_starting():
+    plan = {**PLAN, "services": {"chat": {"replicas": ["chat.0"]}, "big": {"replicas": ["chat.1"]}}}
+    plan["replicas"] = {**PLAN["replicas"], "chat.1": {"service": "big", "hosts": ["c", "d"]}}
+    done = actions(plan, results(a=OFF, c=OFF, d=OFF))
+    assert done["start"] == ["chat.1"]
+    assert [entry["instance"] for entry in done["refuse"]] == ["chat.0"]
+
+
+def test_nothing_starts_beside_an_instance_that_nobody_names():
+    states = results(a=OFF, b=OFF, c=WELL, d=WELL)
+    states["a"][0]["strangers"] = ["old.0"]
+    done = actions(PLAN, states)
+    assert done["start"] == []
+    assert "systemctl disable --now vllm@old.0" in done["refuse"][0]["message"]
