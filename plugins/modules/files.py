@@ -45,6 +45,7 @@ why:
   sample: [/etc/nccl.conf had another content]
 """
 
+import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
@@ -53,6 +54,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files
 
 def main():
     """Compare each file, write those that are not as wanted."""
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "files": {

@@ -73,6 +73,7 @@ why:
 """
 
 import json
+import os
 import shutil
 import socket
 
@@ -133,6 +134,7 @@ def load(module, nft, path):
 
 def main():
     """Compare, and put right what is not as wanted."""
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "openings": {"type": "list", "elements": "dict", "required": True},

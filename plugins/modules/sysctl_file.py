@@ -78,6 +78,7 @@ def set_live(module, name, value):
 
 def main():
     """Compare file and kernel, and put right what is not as wanted."""
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},
