@@ -56,6 +56,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(self._no_lock(given, python, candidates))
         lock, text = candidates[key]
         result.update(_facts(given, lock, found))
+        if found["closed"]:
+            folders = ", ".join(found["closed"])
+            result["warnings"] = [
+                f"{task_vars['inventory_hostname']}: the service user cannot get to the releases; chmod o+x {folders}"
+            ]
         right = found["state"] == "right"
         if given["state"] == "looked" or right:
             return {**result, "changed": False}
@@ -95,11 +100,11 @@ class ActionModule(ActionBase):
             f"{python['version']}`, or name another interpreter of the host with vllm_runtime_python"
         )
 
-    def _host(self, do: str, **step: Any) -> dict[str, Any]:
+    def _host(self, do: str, secrets: dict[str, str] | None = None, **step: Any) -> dict[str, Any]:
         """Run one step of the module on the host; its failure is this task's failure."""
         answer = self._execute_module(
             module_name="gpu_fleet.vllm.release",
-            module_args={**self._named, "host_step": {"do": do, **step}},
+            module_args={**self._named, "host_step": {"do": do, **step}, "host_secrets": secrets or {}},
             task_vars=self._task_vars,
         )
         if answer.get("failed"):
@@ -116,15 +121,17 @@ class ActionModule(ActionBase):
         if given["source"] == "wheelhouse" and not given["wheelhouse_on_host"]:
             files += _wheel_files(lock, Path(given["wheelhouse"]))
         self._send(files, incoming, releases.room_for(lock))
+        source, secrets = _without_secrets(_source(given, lock, incoming))
         answer = self._host(
             "build",
+            secrets,
             lock=text,
             root=given["root"],
             python=given["python"],
             uv=f"{incoming}/uv",
             incoming=incoming,
             wait=given["wait"],
-            source=_source(given, lock, incoming),
+            source=source,
         )
         return {"seconds": answer["seconds"]}
 
@@ -232,6 +239,23 @@ def _source(given: dict[str, Any], lock: Any, incoming: str) -> dict[str, Any]:
         "host_pip": given["source"] == "index" and not given["index_url"],
         "environment": environment,
     }
+
+
+def _without_secrets(source: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The source as it may be shown, and its shown URLs to those with user and password, which must not be logged."""
+    secrets: dict[str, str] = {}
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: bare(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [bare(item) for item in value]
+        shown = releases.without_user(value) if isinstance(value, str) else value
+        if shown != value:
+            secrets[shown] = value
+        return shown
+
+    return bare(source), secrets
 
 
 def _named_indices(lock: Any) -> dict[str, str]:

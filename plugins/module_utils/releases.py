@@ -72,7 +72,15 @@ ARGUMENTS = {
 
 
 class ReleaseError(Exception):
-    """The release cannot be had; the message says what is wrong and what to do."""
+    """The release cannot be had; the message says what is wrong and what to do, and no user and password of a URL."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_user(message))
+
+
+def without_user(text: str) -> str:
+    """The text with user:password@ taken out of its URLs."""
+    return re.sub(r"(\w://)[^/\s@]+@", r"\1", text)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,16 @@ def missing_packages(names: Sequence[str]) -> List[str]:
     )  # fmt: skip
     installed = {line.split()[0] for line in run.stdout.splitlines() if line.endswith(" installed")}
     return [name for name in names if name not in installed]
+
+
+def closed_folders(root: str) -> List[str]:
+    """Those of a folder and the ones above it that only their owner and group may enter."""
+    path, closed = os.path.realpath(root), []
+    while path != "/":
+        if os.path.isdir(path) and not os.stat(path).st_mode & 0o001:
+            closed.append(path)
+        path = os.path.dirname(path)
+    return closed
 
 
 def foreign_cuda(listing: Optional[str] = None) -> List[str]:
@@ -224,7 +242,7 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
         raise ReleaseError(str(error)) from error
     found = probe_python(tools.python)
     _check_fits(lock, found)
-    os.makedirs(root, exist_ok=True)
+    os.makedirs(root, mode=0o755, exist_ok=True)
     started = time.monotonic()
     with _alone(root, wait):
         _remove_dead(root)
@@ -324,6 +342,7 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
     environment = {
         **os.environ,
         **source.environment,
+        **_place_environment(source),
         "UV_CACHE_DIR": os.path.join(
             work, "cache"
         ),  # the same file system: files are linked, not copied; /tmp may be small
@@ -406,19 +425,24 @@ def _check_folder(lock: Any, folder: str) -> None:
 def _where(source: Source) -> List[str]:
     if source.folder:
         return ["--no-index", "--find-links", source.folder]
-    options = ["--default-index", source.index_url] if source.index_url else []
-    options += _indices(source.extra_index_urls)
+    options = []  # the indices are in the environment, see _place_environment
     for link in source.find_links:
         options += ["--find-links", link]
     return options
 
 
-def _indices(urls: Sequence[str]) -> List[str]:
-    """Further indices, each asked for every package as pip does; the hashes say which file is right."""
-    options = []
-    for url in urls:
-        options += ["--index", url]
-    return [*options, "--index-strategy", "unsafe-best-match"] if options else []
+def _place_environment(source: Source) -> Dict[str, str]:
+    """uv's variables for the indices: a URL may hold a password, and every user of a host can read arguments.
+
+    Further indices are each asked for every package as pip does; the hashes say which file is right.
+    """
+    environment = {}
+    if source.index_url and not source.folder:
+        environment["UV_DEFAULT_INDEX"] = source.index_url
+    if source.extra_index_urls and not source.folder:
+        environment["UV_INDEX"] = " ".join(source.extra_index_urls)
+        environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return environment
 
 
 def _uv(command: Sequence[str], environment: Mapping[str, str]) -> Any:

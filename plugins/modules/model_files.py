@@ -93,6 +93,7 @@ import os
 import pwd
 import shutil
 import socket
+import stat
 import tarfile
 
 from ansible.module_utils.basic import AnsibleModule
@@ -104,20 +105,39 @@ BUNDLE = ".bundle.tar"  # small files travel in one
 def look(module, store, wanted):
     """What of each model is missing or altered, and where it may be brought to."""
     answer = {"faults": {}, "need": {}, "staging": {}}
+    here, closed = {}, opened(store, module.check_mode)
     for name, manifest in wanted.items():
         if not module.check_mode:
             models.recover(store, name)
         seen = models.examine(store, name, manifest, module.params["rehash"])
-        if not seen.faults:
+        faults, closed = closed + seen.faults, []
+        if not faults:
             continue
-        here = models.staged(store, name, manifest, seen.need)
-        coming = [path for path in seen.need if path not in here]
-        models.check_space(store, name, sum(manifest[path]["size"] for path in coming))
-        answer["faults"][name], answer["need"][name] = seen.faults, coming
-        if not module.check_mode:
-            answer["staging"][name] = models.prepare_staging(store, name, coming, here, uid_of(module.params["owner"]))
+        here[name] = models.staged(store, name, manifest, seen.need)
+        answer["faults"][name] = faults
+        answer["need"][name] = [path for path in seen.need if path not in here[name]]
+    need = {name: sum(wanted[name][path]["size"] for path in paths) for name, paths in answer["need"].items()}
+    if need:
+        models.check_space(store, ", ".join(name for name in need if need[name]), sum(need.values()))
+    if not module.check_mode:
+        for name, coming in answer["need"].items():
+            answer["staging"][name] = models.prepare_staging(
+                store, name, coming, here[name], uid_of(module.params["owner"])
+            )
     answer["left_over"] = models.left_over(store, list(wanted))
     return answer
+
+
+def opened(store, check_mode):
+    """Let every user into the store, as a hardened umask once may not have; what was wrong, as sentences."""
+    parent, said = os.path.dirname(store), []
+    for folder in [parent, store] if os.path.basename(parent) == "vllm" else [store]:  # ours, /var/lib/vllm
+        mode = stat.S_IMODE(os.stat(folder).st_mode) if os.path.isdir(folder) else 0o755
+        if mode & 0o005 != 0o005:
+            said.append(f"{folder}: access {mode:04o}, wanted {mode | 0o055:04o}")
+            if not check_mode:
+                os.chmod(folder, mode | 0o055)
+    return said
 
 
 def uid_of(user):
@@ -151,6 +171,7 @@ def unpack(bundle, manifest):
 
 def main():
     """One step of the action plugin."""
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
         argument_spec={
             "models": {"type": "list", "elements": "dict", "required": True},

@@ -44,6 +44,9 @@ options:
   uv: {description: 'Binary of uv on the controller; default: the one of the controller''s environment.', type: path}
   wait: {description: Seconds to wait for another build on the same host., type: int, default: 900}
   host_step: {description: Used by the controller's part alone., type: dict}
+  host_secrets:
+    description: Used by the controller's part alone. URLs without user and password to those with them.
+    type: dict
 attributes:
   check_mode: {support: full, description: Says what would be built and changes nothing.}
   diff_mode: {support: full, description: Shows which files are not as installed.}
@@ -91,12 +94,22 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import releases
 
 
+def whole(value, secrets):
+    """The value with the URLs' users and passwords back in their places."""
+    if isinstance(value, dict):
+        return {key: whole(item, secrets) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole(item, secrets) for item in value]
+    return secrets.get(value, value)
+
+
 def looked(step, check_mode):
     """Everything about the host and the release that the controller asks for, in one go."""
     python = releases.probe_python(step["python"])
     answer = {
         "python": python,
         "packages_missing": releases.missing_packages(step["packages"]),
+        "closed": releases.closed_folders(step["root"]),
         "foreign_cuda": releases.foreign_cuda() if step["cuda"] else [],
     }
     candidate = step["candidates"].get(f"{python['version']} {python['architecture']}")
@@ -133,6 +146,8 @@ def received(step):
 
 def built(step):
     given = step["source"]
+    for key in ("index_url", "extra_index_urls", "find_links", "environment"):
+        given[key] = whole(given[key], step["secrets"])
     source = releases.host_pip_settings() if given["host_pip"] else releases.Source()
     source = releases.Source(
         folder=given["folder"],
@@ -150,8 +165,14 @@ def built(step):
 
 
 def main():
+    os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
-        argument_spec={**releases.ARGUMENTS, "host_step": {"type": "dict"}}, supports_check_mode=True
+        argument_spec={
+            **releases.ARGUMENTS,
+            "host_step": {"type": "dict"},
+            "host_secrets": {"type": "dict", "no_log": True},
+        },
+        supports_check_mode=True,
     )
     gc.disable()  # 35,000 file entries and a short life: collecting takes a third of the look's time and frees nothing
     step = module.params["host_step"]
@@ -159,6 +180,7 @@ def main():
         module.fail_json(
             msg="this module has a part on the controller, which was not found; install the collection whole"
         )
+    step["secrets"] = module.params["host_secrets"] or {}
     try:
         if step["do"] == "look":
             module.exit_json(**looked(step, module.check_mode))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import models
+from ansible_collections.gpu_fleet.vllm.plugins.modules import model_files
 
 NAME = "chat"
 
@@ -220,3 +221,34 @@ def test_left_over_folders_are_named(store):
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1 << 20, "1.0 MiB"), (3 << 40, "3.0 TiB")])
 def test_sizes_for_people(count, text):
     assert models.size(count) == text
+
+
+class Module:
+    def __init__(self, check_mode=False):
+        self.check_mode, self.params = check_mode, {"rehash": False, "owner": None}
+
+
+def test_what_has_to_come_of_all_models_is_added_up(store, monkeypatch):
+    monkeypatch.setattr(models, "space", lambda _store: (1 << 30, 1 << 30))
+    weights = {"model.safetensors": {"size": 600 << 20, "sha256": "0" * 64}}
+    assert model_files.look(Module(), store, {"one": weights})["need"] == {"one": ["model.safetensors"]}
+    shutil.rmtree(models.staging_path(store, "one"))
+    with pytest.raises(models.ModelError, match=r"one, two does not fit: 1\.2 GiB have to come"):
+        model_files.look(Module(), store, {"one": weights, "two": weights})
+    assert os.listdir(store) == []
+
+
+def test_a_store_that_a_hardened_umask_closed_is_opened_and_said(store):
+    deliver(store, V1)
+    wanted = {NAME: manifest_of(V1)}
+    assert model_files.look(Module(), store, wanted)["faults"] == {}
+    os.chmod(store, 0o700)
+    assert model_files.look(Module(check_mode=True), store, wanted)["faults"] == {
+        NAME: [f"{store}: access 0700, wanted 0755"]
+    }
+    assert os.stat(store).st_mode & 0o777 == 0o700
+    assert model_files.look(Module(), store, wanted)["need"] == {NAME: []}
+    assert os.stat(store).st_mode & 0o777 == 0o755
+    model_files.install(store, wanted)
+    assert there(store) == V1
+    assert model_files.look(Module(), store, wanted)["faults"] == {}

@@ -369,3 +369,37 @@ def test_tools_of_a_host_need_no_shell():
     assert releases.probe_python(PYTHON)["version"] == MINOR
     with pytest.raises(releases.ReleaseError, match="vllm_runtime_python"):
         releases.probe_python("/nonexistent/python")
+
+
+def test_passwords_of_an_index_are_no_arguments_and_in_no_message(text, root, former, monkeypatch):
+    calls = []
+    run = releases._uv
+    monkeypatch.setattr(
+        releases, "_uv", lambda command, environment: calls.append((command, environment)) or run(command, environment)
+    )
+    source = releases.Source(
+        index_url="http://me:geheim@127.0.0.1:9/simple", extra_index_urls=("http://u:geheim@127.0.0.1:9/x",)
+    )
+    message = refused(text, root, source, "cannot be reached", former)
+    assert "geheim" not in message
+    assert not [command for command, _ in calls if "geheim" in " ".join(command)]
+    assert "geheim" in calls[-1][1]["UV_DEFAULT_INDEX"]
+
+
+def test_a_hardened_umask_does_not_close_a_release(lock, text, root, source):
+    before = os.umask(0o077)
+    try:
+        build(text, root, source)
+    finally:
+        os.umask(before)
+    assert [
+        path for path in (root / lock.id).rglob("*") if path.is_dir() and path.stat().st_mode & 0o005 != 0o005
+    ] == []
+
+
+def test_folders_that_the_service_user_cannot_enter_are_named(tmp_path):
+    (tmp_path / "opt/releases").mkdir(parents=True)
+    tmp_path.chmod(0o711)
+    (tmp_path / "opt").chmod(0o750)
+    assert str(tmp_path / "opt") in releases.closed_folders(str(tmp_path / "opt/releases"))
+    assert str(tmp_path) not in releases.closed_folders(str(tmp_path / "opt/releases"))
