@@ -36,7 +36,7 @@ def report(findings: Iterable[Finding]) -> str:
     return "\n".join([head] + [f"  {number}. {finding}" for number, finding in enumerate(found, 1)])
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`Did you mean X? ` for the nearest known word, or nothing."""
-    near: List[str] = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=0.7)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.7) -> str:
+    """`Did you mean X? ` for the nearest known word, or nothing; cutoff is difflib's, 1 for equal words."""
+    near: List[str] = difflib.get_close_matches(str(word), [str(k) for k in known], n=1, cutoff=cutoff)
     return f"Did you mean {near[0]}? " if near else ""

@@ -17,6 +17,7 @@ from .findings import Finding, did_you_mean
 OWNED = {
     "model": "the key `model` of the service",
     "served-model-name": "the key `served_model_names` of the service",
+    "host": "the variable fleet_address of the host, which the probe and the firewall go by, too",
     "port": "the key `port_base` of the service",
     "nnodes": "the key `hosts_per_replica` of the service",
     "node-rank": "the order of `hosts`",
@@ -26,6 +27,18 @@ OWNED = {
     "api-key": "the variable vllm_service_api_keys, which keeps keys out of files that others may read",
     "config": "this mapping itself",
     "uds": "TCP ports, which peers and the gateway reach",
+}
+# Options that `vllm serve` has, but that would leave the service never ready: why, and what to do.
+_NO_TLS = "the readiness probe and the replicas' URLs speak plain http, TLS in the server is not supported yet"
+_TLS_FIX = "Leave it out, and end TLS at a gateway"
+UNSUPPORTED = {
+    "ssl-keyfile": (_NO_TLS, _TLS_FIX),
+    "ssl-certfile": (_NO_TLS, _TLS_FIX),
+    "ssl-ca-certs": (_NO_TLS, _TLS_FIX),
+    "root-path": (
+        "the readiness probe asks /v1/completions, another path is not supported yet",
+        "Leave it out, and set the path at a gateway",
+    ),
 }
 SIZE = re.compile(r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?)$")
 
@@ -96,6 +109,12 @@ def check(
         bare = aliases.get(bare, bare)
         if bare in OWNED:
             found.append(Finding("owned-flag", where, f"args.{written} is set by the collection", f"Use {OWNED[bare]}"))
+        elif bare in UNSUPPORTED:
+            reason, fix = UNSUPPORTED[bare]
+            found.append(Finding("unsupported-flag", where, f"args.{written}: {reason}", fix))
+        elif bare == "runner" and value == "pooling":
+            reason = "the readiness probe asks for a completion, which a pooling model has not; not supported yet"
+            found.append(Finding("unsupported-flag", where, f"args.{written} is {value}: {reason}", "Leave it out"))
         elif bare not in flags:
             found.append(_unknown(where, written, bare, version=version, flags=flags, removed=removed))
         elif written != name:

@@ -91,15 +91,15 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
         replicas.extend(made)
     sizes: Dict[str, Dict[str, Any]] = {}
     for service in services:
-        own = [r for r in replicas if r.service is service]
-        if own:
-            sizes[service.name], mistakes = _sizes(own[0])
-            found.extend(mistakes)
+        for replica in replicas:
+            if replica.service is service:
+                sizes[replica.instance], mistakes = _sizes(replica)
+                found.extend(mistakes)
         found.extend(_model_findings(service, fleet))
         found.extend(_consent_findings(service))
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
-    return _plan(services, replicas, sizes, fleet), found
+    return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
 
 
 # --- Which hosts form which replica -----------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def _plan(
             "model": _model_path(service, fleet),
         }
     for replica in replicas:
-        size, ports = sizes[replica.service.name], ports_of(replica, fleet.port_layout)
+        size, ports = sizes[replica.instance], ports_of(replica, fleet.port_layout)
         head = replica.hosts[0]
         plan["replicas"][replica.instance] = {
             "service": replica.service.name,
@@ -398,7 +398,7 @@ def _plan(
         for rank, host in enumerate(replica.hosts):
             entry = plan["hosts"][host.name]
             entry["instances"].append(_rank(replica, rank, size, ports, fleet))
-            entry["openings"].extend(_openings(replica, rank, size, ports, fleet))
+            entry["openings"].extend(_openings(replica, rank, ports, fleet))
     return plan
 
 
@@ -449,22 +449,21 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
     }
 
 
-def _openings(
-    replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet
-) -> List[Dict[str, Any]]:
+def _openings(replica: Replica, rank: int, ports: Dict[str, int], fleet: Fleet) -> List[Dict[str, Any]]:
     """What the firewall lets in on this host for this replica; an empty `from` is nobody."""
     service, host = replica.service, replica.hosts[rank]
-    peers = [h.address for h in replica.hosts if h.name != host.name]
+    # A host without an address is a finding of the inventory; it can be nobody's source.
+    peers = [h.address for h in replica.hosts if h.name != host.name and h.address]
     openings = []
     if rank == 0:
         sources = list(service.clients) + [a for a in [*fleet.watchers, *peers] if a not in service.clients]
         openings.append(
             {"name": f"{replica.instance} api", "ports": [str(ports["api"])], "proto": "tcp", "from": sources}
         )
-    if size["world"] > 1:
-        # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only.
-        ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
-        openings.append({"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers})
+    # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only. A single process
+    # opens torch's store, too, so the ports are closed whatever the number of ranks.
+    ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
+    openings.append({"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers})
     return openings
 
 

@@ -6,6 +6,7 @@ What needs hosts, versions or ports is judged in plan.py.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
@@ -14,8 +15,28 @@ from .findings import Finding, did_you_mean
 
 # A service's name is part of unit names, paths and metrics labels; the dot separates it from the replica number.
 NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
-# Addresses that a firewall rule can name: IPv4, IPv6, either with a prefix length, or the word any.
-CIDR = re.compile(r"^(any|[0-9.]+(/[0-9]{1,2})?|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*(/[0-9]{1,3})?)$")
+# Names of a model stand in the command line of a unit: nothing in them may mean something to systemd or a shell.
+MODEL_NAME = re.compile(r"(?!-)[A-Za-z0-9._:/-]+")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET_NAME = re.compile(r"(.*_)?(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
+
+
+def address(text: Any) -> Optional[str]:
+    """An IPv4 or IPv6 address in its one usual spelling; None for a name, a network, or an address with a zone."""
+    try:
+        return None if "%" in str(text) else str(ipaddress.ip_address(str(text)))
+    except ValueError:
+        return None
+
+
+def _is_source(value: Any) -> bool:
+    """Something that a firewall rule can name: an address, a CIDR, or the word any."""
+    if not isinstance(value, str) or "%" in value:
+        return False
+    try:
+        return value == "any" or bool(ipaddress.ip_network(value, strict=False))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,9 @@ KEYS: Dict[str, Key] = {
     "name": Key("name", True, "Name of the service; its replicas are NAME.0, NAME.1 and so on."),
     "model": Key("text", True, "An entry of model_store_models, or an absolute path on the hosts."),
     "served_model_names": Key(
-        "texts", False, "Names that requests may use; the first one labels metrics. Default: the service's name."
+        "model_names",
+        False,
+        "Names that requests may use, of letters, digits and . _ : / -; the first one labels metrics. Default: the service's name.",
     ),
     "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
     "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
@@ -47,13 +70,16 @@ KEYS: Dict[str, Key] = {
         "flag", False, "Consent to args.trust-remote-code: the model's own Python runs on the hosts. Default false."
     ),
     "args": Key("mapping", False, "Options of `vllm serve`, as its own --config YAML spells them."),
-    "env": Key("env", False, "Further environment variables of the server."),
+    "env": Key(
+        "env", False, "Further environment variables of the server. All users of the host can read them: no secrets."
+    ),
 }
 
 _EXPECT = {
     "name": "a name of small letters, digits and dashes, 42 characters at most",
     "text": "a text",
     "texts": "a list of texts, each once",
+    "model_names": "a list of names, each once, of letters, digits and . _ : / - only, the dash not first: they stand in the unit's command line",
     "count": "a whole number of 1 or more",
     "gpus": "a list of GPU numbers, each once, such as [0, 1]",
     "port": "a port from 1024 to 65520",
@@ -81,23 +107,41 @@ def _list_of(value: Any, check: Any) -> bool:
     )
 
 
+def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
+    """What is wrong with single variables of `env`; the value of one that looks like a secret is not shown."""
+    found = []
+    for name, value in env.items():
+        if not ENV_NAME.fullmatch(str(name)):
+            message, fix = f"env.{name} is no variable's name", "Use letters, digits and underscores"
+            found.append(Finding("wrong-type", where, message, fix))
+        elif SECRET_NAME.fullmatch(str(name)):
+            message = f"env.{name} looks like a secret, and env is readable by all users of the host"
+            fix = "Leave it out: API keys belong in vllm_service_api_keys, and the hosts need no hub token"
+            found.append(Finding("env-secret", where, message, fix))
+        elif not (_is_text(value) or _is_int(value)):
+            found.append(
+                Finding(
+                    "wrong-type", where, f"env.{name} is {value!r}", "It must be a text or a whole number, not empty"
+                )
+            )
+        elif str(value) != str(value).strip() or any(sign in str(value) for sign in "\\'\"\n\r\0"):
+            fix = "Write it without backslashes, quotes, line breaks and blanks at its ends: systemd's EnvironmentFile would change them"
+            found.append(Finding("env-value", where, f"env.{name} is {value!r}", fix))
+    return found
+
+
 _CHECKS = {
     "name": lambda v: isinstance(v, str) and bool(NAME.match(v)),
     "text": _is_text,
     "texts": lambda v: _list_of(v, _is_text),
+    "model_names": lambda v: _list_of(v, lambda n: isinstance(n, str) and bool(MODEL_NAME.fullmatch(n))),
     "count": lambda v: _is_int(v) and v >= 1,
     "gpus": lambda v: _list_of(v, lambda n: _is_int(n) and n >= 0),
     "port": lambda v: _is_int(v) and 1024 <= v <= 65520,
-    "cidrs": lambda v: isinstance(v, list) and all(isinstance(c, str) and CIDR.match(c) for c in v),
+    "cidrs": lambda v: isinstance(v, list) and all(map(_is_source, v)),
     "flag": lambda v: isinstance(v, bool),
     "mapping": lambda v: isinstance(v, dict) and all(isinstance(k, str) for k in v),
-    "env": lambda v: (
-        isinstance(v, dict)
-        and all(
-            re.match(r"^[A-Za-z_][A-Za-z0-9_]*$", str(k)) and (_is_text(x) or _is_int(x)) and "\n" not in str(x)
-            for k, x in v.items()
-        )
-    ),
+    "env": lambda v: isinstance(v, dict) and not _env_findings("", v),
 }
 
 
@@ -139,6 +183,8 @@ def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
         if key not in raw:
             if spec.required:
                 found.append(Finding("missing-key", where, f"the key {key} is missing", spec.description))
+        elif spec.kind == "env" and isinstance(raw[key], dict):
+            found.extend(_env_findings(where, raw[key]))
         elif not _CHECKS[spec.kind](raw[key]):
             found.append(Finding("wrong-type", where, f"{key} is {raw[key]!r}", f"It must be {_EXPECT[spec.kind]}"))
     return found

@@ -23,7 +23,8 @@ FLEET_VARIABLES = {name: entry["type"] for name, entry in data.load("fleet_varia
 FACTS = (
     "vllm_runtime_release",
     "vllm_runtime_other_releases",
-    "nccl_chosen_interface", "nccl_chosen_settings",
+    "nccl_chosen_interface",
+    "nccl_chosen_settings",
     "host_limits_effective",
     "model_store_digests",
 )
@@ -85,12 +86,12 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
     models = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
+    watchers, mistakes = _watchers(inventory, hosts)
+    found.extend(mistakes)
     fleet = plan.Fleet(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
-        watchers=list(
-            dict.fromkeys(_address(inventory, n) for g in ("gateways", "monitors") for n in inventory.group(g))
-        ),
+        watchers=watchers,
         models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
@@ -116,26 +117,33 @@ def _same_everywhere(inventory: Inventory, hosts: Iterable[str], name: str, defa
 # --- Hosts ------------------------------------------------------------------------------------------------------
 
 
-def _address(inventory: Inventory, name: str) -> str | None:
-    return inventory.get(name, "fleet_address", inventory.get(name, "ansible_host"))
+def _address(inventory: Inventory, name: str) -> tuple[str | None, list[Finding]]:
+    """The host's address in its usual spelling, None where it has none; a finding where it is missing or a name."""
+    told = inventory.get(name, "fleet_address", inventory.get(name, "ansible_host"))
+    where = f"host {name}"
+    if told is None or not str(told).strip():
+        fix = "Set fleet_address (its address on the cluster network) or ansible_host"
+        return None, [Finding("no-address", where, "it has no address", fix)]
+    address = services.address(told)
+    if address:
+        return address, []
+    fix = (
+        "Set fleet_address to its IPv4 or IPv6 address on the cluster network; firewall rules and ranks need the number"
+    )
+    return None, [Finding("address-name", where, f"its address is {told!r}, which is not a number", fix)]
+
+
+def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[list[str], list[Finding]]:
+    """Addresses of gateways and monitors, and what is wrong with those that are not judged as GPU hosts already."""
+    names = dict.fromkeys(name for group in ("gateways", "monitors") for name in inventory.group(group))
+    judged = {name: _address(inventory, name) for name in names}
+    addresses = dict.fromkeys(address for address, _ in judged.values() if address)
+    return list(addresses), [fault for name in names if name not in hosts for fault in judged[name][1]]
 
 
 def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     versions, where = data.load("versions"), f"host {name}"
-    found = []
-    address = _address(inventory, name)
-    if not address:
-        found.append(
-            Finding(
-                "no-address",
-                where,
-                "it has no address",
-                "Set fleet_address (its address on the cluster network) or ansible_host",
-            )
-        )
-    elif not services.CIDR.match(str(address)) or address == "any" or "/" in str(address):
-        fix = "Set fleet_address to its IPv4 or IPv6 address on the cluster network; firewall rules and ranks need the number"
-        found.append(Finding("address-name", where, f"its address is {address!r}, which is not a number", fix))
+    address, found = _address(inventory, name)
     system = inventory.get(name, "fleet_system", "debian-12")
     if system not in versions["systems"]:
         found.append(
@@ -153,7 +161,7 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     gpus = inventory.get(name, "fleet_gpus")
     host = plan.Host(
         name=name,
-        address=str(address) if address else None,
+        address=address,
         system=system,
         python=_python_minor(inventory.role_value(name, "vllm_runtime", "vllm_runtime_python"), system),
         architecture=inventory.get(name, "fleet_architecture", "x86_64"),
@@ -319,6 +327,12 @@ def _variable_findings(inventory: Inventory) -> list[Finding]:
     return _grouped(faults)
 
 
+# Beginnings that nobody else's variables have: every unknown name under them is a mistake. Other roles' prefixes are
+# common words (validate_certs), where only a near miss of a known variable is one.
+STRICT = ("vllm_", "fleet_", "model_store_", "host_limits_", "nccl_")
+NEAR = 0.8
+
+
 def _unknown_variable(name: str) -> tuple[str, str, str] | None:
     if name in FACTS or name in FLEET_VARIABLES or name == "vllm_services":
         return None
@@ -331,12 +345,14 @@ def _unknown_variable(name: str) -> tuple[str, str, str] | None:
     for role in sorted(data.role_names(), key=len, reverse=True):
         if name.startswith(f"{role}_"):
             options = data.role_options(role)
-            if name in options:
+            strict = name.startswith(STRICT)
+            near = did_you_mean(name, options) if strict else did_you_mean(name, options, NEAR)
+            if name in options or not (strict or near):
                 return None
             return (
                 "unknown-variable",
                 f"unknown variable {name}",
-                f"{did_you_mean(name, options)}The role's README lists what {role} knows",
+                f"{near}The role's README lists what {role} knows",
             )
     if name.startswith("vllm_"):
         known = ["vllm_services", *(o for role in data.role_names() for o in data.role_options(role))]

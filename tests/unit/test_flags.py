@@ -25,6 +25,7 @@ def check(args, version="0.32.0"):
         {"allowed-origins": ["https://example.org"]},
         {"tensor-parallel-size": 2},
         {"dtype": "bfloat16"},
+        {"runner": "generate"},
     ],
 )
 def test_right(args):
@@ -50,6 +51,12 @@ def test_right(args):
         ({"api-key": "x"}, "owned-flag", ["vllm_service_api_keys"]),
         ({"port": 1}, "owned-flag", ["port_base"]),
         ({"node-rank": 1}, "owned-flag", ["hosts"]),
+        ({"host": "::"}, "owned-flag", ["fleet_address"]),
+        ({"ssl-keyfile": "/k"}, "unsupported-flag", ["plain http", "not supported yet"]),
+        ({"ssl-certfile": "/c"}, "unsupported-flag", ["plain http"]),
+        ({"ssl_ca_certs": "/c"}, "unsupported-flag", ["args.ssl_ca_certs", "plain http"]),
+        ({"root-path": "/x"}, "unsupported-flag", ["/v1/completions"]),
+        ({"runner": "pooling"}, "unsupported-flag", ["pooling", "completion"]),
     ],
 )
 def test_refused(args, id_, words):

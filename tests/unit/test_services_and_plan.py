@@ -1,5 +1,7 @@
 """What `validate` refuses and what the planner answers: one test a kind of mistake of the issue's list."""
 
+import dataclasses
+
 import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan, services
@@ -53,6 +55,23 @@ def ids(found):
         ("[{name: a, model: m, gpus: [0, 0]}]", "wrong-type", ["[0, 0]"]),
         ("[{name: a, model: m, port_base: 80}]", "wrong-type", ["80", "1024"]),
         ("[{name: a, model: m, clients: [example.org]}]", "wrong-type", ["example.org"]),
+        ("[{name: a, model: m, clients: [999.1.1.1]}]", "wrong-type", ["999.1.1.1"]),
+        ("[{name: a, model: m, clients: [10.0.0.0/33]}]", "wrong-type", ["10.0.0.0/33"]),
+        ("[{name: a, model: m, clients: ['::::']}]", "wrong-type", ["::::"]),
+        ("[{name: a, model: m, clients: ['fe80::1%eth0']}]", "wrong-type", ["fe80::1%eth0"]),
+        ("[{name: a, model: m, served_model_names: ['a b']}]", "wrong-type", ["'a b'", "letters, digits", "command"]),
+        ("[{name: a, model: m, served_model_names: [--x]}]", "wrong-type", ["'--x'"]),
+        ("[{name: a, model: m, served_model_names: ['a%i']}]", "wrong-type", ["'a%i'"]),
+        ('[{name: a, model: m, served_model_names: ["a\\n"]}]', "wrong-type", ["command line"]),
+        ("[{name: a, model: m, env: {A: 'b\\c'}}]", "env-value", ["env.A", "EnvironmentFile"]),
+        ("""[{name: a, model: m, env: {A: 'say "b"'}}]""", "env-value", ["env.A"]),
+        ("""[{name: a, model: m, env: {A: "it's"}}]""", "env-value", ["env.A"]),
+        ("[{name: a, model: m, env: {A: ' b'}}]", "env-value", ["env.A"]),
+        ("[{name: a, model: m, env: {A: 'b '}}]", "env-value", ["env.A"]),
+        ("[{name: a, model: m, env: {HF_TOKEN: x}}]", "env-secret", ["env.HF_TOKEN", "readable by all users"]),
+        ("[{name: a, model: m, env: {MY_API_KEY: x}}]", "env-secret", ["vllm_service_api_keys"]),
+        ("[{name: a, model: m, env: {S3_SECRET: x}}]", "env-secret", ["S3_SECRET"]),
+        ("[{name: a, model: m, env: {DB_PASSWORD: x}}]", "env-secret", ["DB_PASSWORD"]),
         ("[{name: a, model: m, env: {'A B': 1}}]", "wrong-type", ["A B"]),
         ("[a]", "wrong-type", ["'a'"]),
         ("{name: a}", "wrong-type", ["dict"]),
@@ -163,6 +182,51 @@ def test_openings_admit_ranks_only_from_peers():
     assert "40000-60999" in ranks["ports"]
     (worker,) = made["hosts"]["gpu-02"]["openings"]
     assert worker["from"] == ["198.51.100.1"]
+
+
+def test_replicas_on_unequal_hosts_have_sizes_of_their_own():
+    hosts = {"gpu-01": host("gpu-01", 1, gpus=8), "gpu-02": host("gpu-02", 2, gpus=4)}
+    where = plan.Fleet(hosts=hosts, models=["m"], port_layout=LAYOUT)
+    made, found = judge("[{name: a, model: m}]", where)
+    assert not found
+    assert [made["replicas"][name]["tensor"] for name in ("a.0", "a.1")] == [8, 4]
+    assert made["hosts"]["gpu-02"]["instances"][0]["config"]["tensor-parallel-size"] == 4
+    _, found = judge("[{name: a, model: m, args: {tensor-parallel-size: 8}}]", where)
+    assert [f.message for f in found] == [
+        "tensor 8 x pipeline 1 = 8 processes, but a replica has 4 GPUs (1 host with 4)"
+    ]
+
+
+def test_a_mistake_of_all_replicas_is_said_once():
+    _, found = judge("[{name: a, model: m, args: {tensor-parallel-size: 3}}]")
+    assert ids(found) == ["world-size"]
+
+
+def test_a_secret_in_env_is_not_shown():
+    _, found = judge("[{name: a, model: m, env: {HF_TOKEN: hf_abc, 'A B': 1}}]")
+    assert "hf_abc" not in "".join(map(str, found))
+
+
+def test_what_stands_in_units_and_rules_as_it_should():
+    made, found = judge(
+        "[{name: a, model: m, clients: [192.0.2.7, 'fd00::/64', any], served_model_names: ['org/A-1.5_b:x'], "
+        "env: {A: 'b c', N: 1, MY_KEYS: x}}]"
+    )
+    assert not found
+    assert made["hosts"]["gpu-01"]["instances"][0]["env"]["A"] == "b c"
+
+
+def test_a_single_process_lets_nobody_to_its_store():
+    made, _ = judge("[{name: a, model: m, hosts: [gpu-01], gpus: [0]}]")
+    (ranks,) = [o for o in made["hosts"]["gpu-01"]["openings"] if o["name"] == "a.0 ranks"]
+    assert ranks["from"] == []
+    assert str(made["replicas"]["a.0"]["ports"]["rank_store"]) in ranks["ports"]
+
+
+def test_a_host_without_an_address_is_no_source():
+    hosts = {"gpu-01": host("gpu-01", 1), "gpu-02": dataclasses.replace(host("gpu-02", 2), address=None)}
+    made, _ = judge("[{name: a, model: m, hosts_per_replica: 2}]", plan.Fleet(hosts=hosts, port_layout=LAYOUT))
+    assert [o["from"] for o in made["hosts"]["gpu-01"]["openings"]] == [[], []]
 
 
 def test_a_single_host_with_several_ranks_lets_nobody_in():

@@ -62,6 +62,7 @@ MISTAKES = [
     ({"vllm_service_start_timeout": "soon"}, "vllm_service_start_timeout is 'soon'"),
     ({"vllm_modells": []}, "unknown variable vllm_modells"),
     ({"fleet_adress": "192.0.2.1"}, "unknown variable fleet_adress. Did you mean fleet_address?"),
+    ({"firewall_openingz": []}, "unknown variable firewall_openingz. Did you mean firewall_openings?"),
     ({"fleet_system": "debian-11"}, "fleet_system is 'debian-11'"),
     ({"fleet_gpus": "many"}, "fleet_gpus is 'many'"),
     ({"nccl_variables": {"NCCL_PORT_RANGE": "1-2"}}, "NCCL_PORT_RANGE"),
@@ -143,6 +144,33 @@ def test_an_address_is_a_number(tmp_path):
     status, said = validate(tmp_path, hosts={"gpu-01": {"ansible_host": "gpu-01.example.org"}})
     assert status != 0
     assert "its address is 'gpu-01.example.org', which is not a number" in said
+
+
+def test_one_address_in_two_spellings_is_one_address(tmp_path):
+    spelt = {n: {**HOSTS[n], "fleet_address": a} for n, a in (("gpu-01", "fd00::A"), ("gpu-02", "fd00:0:0::a"))}
+    status, said = validate(tmp_path, hosts=spelt)
+    assert status != 0
+    assert "all have the address fd00::a" in said
+
+
+def test_gateways_and_monitors_need_addresses_like_gpu_hosts(tmp_path):
+    groups = {
+        "gateways": {"hosts": {"gw-01": {"ansible_host": "gw-01.example.org"}, "gpu-01": {}}},
+        "monitors": {"hosts": {"mon-01": {}, "mon-02": {"fleet_address": "198.51.100.256"}}},
+    }
+    (tmp_path / "more.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    status, said = validate(tmp_path)
+    assert status != 0
+    assert "host gw-01: its address is 'gw-01.example.org', which is not a number" in said
+    assert "host mon-01: it has no address" in said
+    assert "host mon-02: its address is '198.51.100.256', which is not a number" in said
+    assert "3 things wrong" in said
+
+
+def test_variables_of_others_that_begin_like_a_role_pass(tmp_path):
+    others = {"validate_certs": True, "firewall_allowed_tcp_ports": [22], "monitoring_url": "x", "gateway_name": "x"}
+    status, said = validate(tmp_path, others)
+    assert status == 0, said
 
 
 def test_one_mistake_of_a_group_is_one_line(tmp_path):
