@@ -81,9 +81,8 @@ path: {description: Its folder., returned: always, type: str}
 repaired: {description: Files of the generation that were put right, returned: always, type: list, elements: str}
 active: {description: systemd's ActiveState of the unit., returned: always, type: str}
 running: {description: Whether the unit has a process., returned: always, type: bool}
-serving: {description: Whether the unit is active and runs the wanted generation., returned: always, type: bool}
 enabled: {description: Whether the unit starts at boot., returned: always, type: bool}
-settled: {description: "Whether it is serving, starts at boot, and C(current) points at it.", returned: always, type: bool}
+settled: {description: "Whether it is active with nothing to restart for, starts at boot, and C(current) points at it.", returned: always, type: bool}
 running_generation: {description: ID that the running process was started from., returned: always, type: str}
 strangers: {description: Instances that run here and that the plan does not name., returned: always, type: list, elements: str}
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
@@ -412,7 +411,6 @@ def main():
         "repaired": generation.repaired,
         "active": unit.active,
         "running": unit.running,
-        "serving": unit.active == "active" and not reasons,
         "enabled": unit.enabled,
         "settled": unit.active == "active" and not reasons and unit.enabled and points_at(current, generation.id),
         "running_generation": unit.generation,
