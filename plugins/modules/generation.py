@@ -56,9 +56,9 @@ options:
     type: int
     required: true
   memlock:
-    description: Bytes of memory that it must be allowed to lock; -1 is unlimited.
-    type: int
-    default: -1
+    description: Memory that it must be allowed to lock, as systemd writes it.
+    type: str
+    default: infinity
 attributes:
   check_mode: {description: Says what would change., support: full}
   diff_mode: {description: Shows the current generation's files against the new one's; never the key., support: full}
@@ -96,7 +96,7 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import probe, units
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits, probe, units
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """
@@ -125,6 +125,7 @@ class Generation:
         self.cache = os.path.join(p["cache"], p["instance"], self.id)
         self.release = p["release"]
         self.unit = units.show(p["instance"])
+        self.memlock = limits.locked_bytes(p["memlock"])
         self.repaired = []
         self.stale = []
 
@@ -333,9 +334,10 @@ def restart_reasons(module, generation):
     if generation.stale:
         reasons.append(f"it started after {', '.join(generation.stale)} had been altered by hand")
     have = units.limits(unit.pid)
+    wanted = {"nofile": p["nofile"], "memlock": generation.memlock}
     for name, what in (("nofile", "open files"), ("memlock", "bytes of locked memory (-1: unlimited)")):
-        if have.get(name) != p[name]:
-            reasons.append(f"its limit is {have.get(name)} {what}, wanted {p[name]}")
+        if have.get(name) != wanted[name]:
+            reasons.append(f"its limit is {have.get(name)} {what}, wanted {wanted[name]}")
     if p["probe_url"] and unit.active == "active":
         answer = probe.request(f"{p['probe_url']}/v1/models", p["api_key"])
         if answer.status == 401:
@@ -357,12 +359,15 @@ def main():
             "unit_directory": {"type": "path", "default": "/etc/systemd/system"},
             "planned": {"type": "list", "elements": "str", "default": []},
             "nofile": {"type": "int", "required": True},
-            "memlock": {"type": "int", "default": -1},
+            "memlock": {"type": "str", "default": "infinity"},
         },
         supports_check_mode=True,
     )
     p = module.params
-    generation = Generation(module)
+    try:
+        generation = Generation(module)
+    except ValueError as error:
+        module.fail_json(msg=f"The limit of locked memory of {p['instance']}: {error}")
     current = os.path.join(generation.home, "current")
     secrets, key_line = os.path.join(generation.home, "secrets.env"), f"VLLM_API_KEY={p['api_key']}\n"
     drop_in = os.path.join(p["unit_directory"], f"{units.unit_name(p['instance'])}.d", "generation.conf")

@@ -17,7 +17,7 @@ description:
 author: The gpu_fleet authors (@gpu-fleet)
 options:
   nofile: {description: Open files., type: int, required: true}
-  memlock: {description: 'Locked memory in bytes, or C(infinity).', type: str, required: true}
+  memlock: {description: 'Locked memory as systemd writes it: bytes, V(64G) and the like, or V(infinity).', type: str, required: true}
 requirements: [systemd-run]
 attributes:
   check_mode: {support: full, description: 'Looks in check mode, too: it changes nothing.'}
@@ -45,6 +45,7 @@ import socket
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits
 
 LINES = {"nofile": "Max open files", "memlock": "Max locked memory"}
 
@@ -82,10 +83,12 @@ def main():
         supports_check_mode=True,
     )
     nofile, memlock = module.params["nofile"], module.params["memlock"]
-    if not re.fullmatch(r"infinity|[1-9]\d*", memlock):
-        fail(module, f"memlock {memlock!r} is neither a number of bytes nor infinity")
+    try:
+        locked = limits.locked_bytes(memlock)
+    except ValueError as error:
+        fail(module, f"host_limits_memlock: {error}")
     granted = granted_limits(module, nofile, memlock)
-    wanted = {"nofile": str(nofile), "memlock": "unlimited" if memlock == "infinity" else memlock}
+    wanted = {"nofile": str(nofile), "memlock": "unlimited" if locked == limits.INFINITY else str(locked)}
     less = [
         f"host_limits_{key} is {module.params[key]}, granted are {soft} (soft) and {hard} (hard)"
         for key, (soft, hard) in granted.items()

@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, nccl, plan, services
+from ..module_utils import flags, limits, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data
 
@@ -63,6 +63,7 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         hosts[name] = host
         found.extend(mistakes)
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
     found.extend(_address_findings(hosts.values()))
     if not hosts:
         found.append(
@@ -195,6 +196,19 @@ def _nccl_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
     span = inventory.role_value(name, "nccl", "nccl_port_range")
     nccl.judge_range(span, "nccl_port_range", found, gateway=name in inventory.group("gateways"))
     return [(finding.id, f"{finding.where}: {finding.message}", finding.fix) for finding in found]
+
+
+def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """Limits of locked memory that systemd could not read."""
+    faults = []
+    for role, variable in (("host_limits", "host_limits_memlock"), ("vllm_service", "vllm_service_limit_memlock")):
+        value = inventory.role_value(name, role, variable)
+        try:
+            # Null is the default of the second: what the role host_limits set.
+            limits.locked_bytes(limits.INFINITE if value is None else value)
+        except ValueError:
+            faults.append(("limit", f"{variable} is {value!r}, which is no size of memory", limits.SPELLINGS))
+    return faults
 
 
 def _python_minor(path: str | None, system: str) -> str:

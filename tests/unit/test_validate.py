@@ -43,6 +43,11 @@ def test_a_right_inventory_passes(tmp_path):
     assert KEY not in said
 
 
+def test_a_limit_may_be_spelt_as_systemd_does(tmp_path):
+    status, said = validate(tmp_path, {"vllm_service_limit_memlock": "64G", "host_limits_memlock": 8388608})
+    assert status == 0, said
+
+
 def test_with_limit_the_whole_fleet_is_still_planned(tmp_path):
     status, said = validate(tmp_path, options=["--limit", "gpu-02"])
     assert status == 0
@@ -60,6 +65,8 @@ MISTAKES = [
     ({"vllm_runtime_accelerator": "rocm"}, "vllm_runtime_accelerator is 'rocm'"),
     ({"vllm_runtime_verison": "0.26.0"}, "unknown variable vllm_runtime_verison. Did you mean vllm_runtime_version?"),
     ({"vllm_service_start_timeout": "soon"}, "vllm_service_start_timeout is 'soon'"),
+    ({"vllm_service_limit_memlock": "64 GB"}, "vllm_service_limit_memlock is '64 GB', which is no size of memory"),
+    ({"host_limits_memlock": "64g"}, "Write bytes, a number with K, M, G or T (base 1024, such as 64G), or infinity"),
     ({"vllm_modells": []}, "unknown variable vllm_modells"),
     ({"fleet_adress": "192.0.2.1"}, "unknown variable fleet_adress. Did you mean fleet_address?"),
     ({"firewall_openingz": []}, "unknown variable firewall_openingz. Did you mean firewall_openings?"),
