@@ -40,18 +40,18 @@ UNSUPPORTED = {
         "Leave it out, and set the path at a gateway",
     ),
 }
-SIZE = re.compile(r"^(auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?)$")
+SIZE = re.compile(r"auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?")
 
 
 def _whole_number(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, str) and bool(re.match(r"^-?[0-9]+$", value)))
+    return isinstance(value, int) or (isinstance(value, str) and bool(re.fullmatch(r"-?[0-9]+", value)))
 
 
 # Kinds that one look decides: what must hold, and what to say when it does not.
 _SIMPLE = {
     "int": (_whole_number, "it wants a whole number"),
     "float": (lambda value: isinstance(value, (int, float)), "it wants a number"),
-    "size": (lambda value: bool(SIZE.match(str(value))), "it wants a number, with k or K and the like at most"),
+    "size": (lambda value: bool(SIZE.fullmatch(str(value))), "it wants a number, with k or K and the like at most"),
 }
 
 

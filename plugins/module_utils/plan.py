@@ -267,7 +267,7 @@ def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
 
 
 def _whole(value: Any) -> bool:
-    return str(value).isdigit() and int(value) > 0
+    return str(value).isdecimal() and int(value) > 0
 
 
 def _share(places: int, taken: int) -> int:

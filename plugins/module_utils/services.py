@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .findings import Finding, did_you_mean
 
 # A service's name is part of unit names, paths and metrics labels; the dot separates it from the replica number.
-NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 # Names of a model stand in the command line of a unit: nothing in them may mean something to systemd or a shell.
 MODEL_NAME = re.compile(r"(?!-)[A-Za-z0-9._:/-]+")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -77,8 +77,8 @@ KEYS: Dict[str, Key] = {
 
 _EXPECT = {
     "name": "a name of small letters, digits and dashes, 42 characters at most",
-    "text": "a text",
-    "texts": "a list of texts, each once",
+    "text": "a text without line breaks or blanks at its ends",
+    "texts": "a list of texts without line breaks or blanks at their ends, each once",
     "model_names": "a list of names, each once, of letters, digits and . _ : / - only, the dash not first: they stand in the unit's command line",
     "count": "a whole number of 1 or more",
     "gpus": "a list of GPU numbers, each once, such as [0, 1]",
@@ -96,6 +96,10 @@ def _is_int(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _is_line(value: Any) -> bool:
+    return _is_text(value) and value == value.strip() and len(value.splitlines()) == 1
 
 
 def _list_of(value: Any, check: Any) -> bool:
@@ -131,9 +135,9 @@ def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
 
 
 _CHECKS = {
-    "name": lambda v: isinstance(v, str) and bool(NAME.match(v)),
-    "text": _is_text,
-    "texts": lambda v: _list_of(v, _is_text),
+    "name": lambda v: isinstance(v, str) and bool(NAME.fullmatch(v)),
+    "text": _is_line,
+    "texts": lambda v: _list_of(v, _is_line),
     "model_names": lambda v: _list_of(v, lambda n: isinstance(n, str) and bool(MODEL_NAME.fullmatch(n))),
     "count": lambda v: _is_int(v) and v >= 1,
     "gpus": lambda v: _list_of(v, lambda n: _is_int(n) and n >= 0),

@@ -95,7 +95,7 @@ def generation_of(pid: int) -> Optional[str]:
         where = os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         return None
-    told = re.search(r"/generations/([0-9a-f]+)( \(deleted\))?$", where)
+    told = re.search(r"/generations/([0-9a-f]+)( \(deleted\))?\Z", where)
     return told.group(1) if told else None
 
 

@@ -169,7 +169,7 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
         accelerator=str(accelerator),
         version=str(version),
         gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,
-        ports=(int(low), int(high)) if low.strip().isdigit() and high.strip().isdigit() else (0, 0),
+        ports=(int(low), int(high)) if low.strip().isdecimal() and high.strip().isdecimal() else (0, 0),
     )
     return host, found
 
@@ -213,7 +213,7 @@ def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]
 
 def _python_minor(path: str | None, system: str) -> str:
     """3.12 for /usr/bin/python3.12; for a path that does not tell, what the system's python3 is."""
-    told = re.search(r"python(3\.\d+)$", path or "")
+    told = re.search(r"python(3\.\d+)\Z", path or "")
     return told.group(1) if told else data.load("versions")["systems"].get(system, {}).get("python", "")
 
 
@@ -318,7 +318,7 @@ def _key_fault(key: Any) -> str | None:
     if "{{" in key:
         # Ansible leaves a template as it is when a variable in it is undefined.
         return "its API key is a template with an undefined variable"
-    if len(key) < KEY_LENGTH or not re.match(r"^[!-~]+$", key):
+    if len(key) < KEY_LENGTH or not re.fullmatch(r"[!-~]+", key):
         return "its API key is too short or has characters that a header cannot carry"
     return None
 

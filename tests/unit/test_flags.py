@@ -43,6 +43,8 @@ def test_right(args):
         ({"enforce-eager": "yes"}, "flag-value", ["true or false"]),
         ({"no-enable-prefix-caching": False}, "flag-value", ["enable-prefix-caching"]),
         ({"tensor-parallel-size": "two"}, "flag-value", ["whole number"]),
+        ({"tensor-parallel-size": "2\n"}, "flag-value", ["whole number"]),
+        ({"max-model-len": "16k\n"}, "flag-value", ["a number"]),
         ({"tensor-parallel-size": True}, "flag-value", ["not true or false"]),
         ({"gpu-memory-utilization": "much"}, "flag-value", ["number"]),
         ({"dtype": "int3"}, "flag-value", ["int3", "bfloat16"]),

@@ -40,6 +40,17 @@ def judge(text, where=None):
     return made, found + more
 
 
+@pytest.mark.parametrize("text", ["198.51.100.1\n", "fd00::1\n", "198.51.100.1 "])
+def test_an_address_is_nothing_but_an_address(text):
+    assert services.address(text) is None
+
+
+@pytest.mark.parametrize("size", ["2\n", "²"])
+def test_a_size_that_is_no_number_is_left_to_the_check_of_options(size):
+    _, found = plan.build([services.Service("a", "m", ("a",), None, args={"tensor-parallel-size": size})], fleet())
+    assert found == []
+
+
 def ids(found):
     return [finding.id for finding in found]
 
@@ -51,6 +62,10 @@ def ids(found):
         ("[{model: m}]", "missing-key", ["name"]),
         ("[{name: a}]", "missing-key", ["model"]),
         ("[{name: A_b, model: m}]", "wrong-type", ["'A_b'"]),
+        ('[{name: "a\\n", model: m}]', "wrong-type", ["42 characters"]),
+        ('[{name: a, model: "/srv/m\\n"}]', "wrong-type", ["line breaks"]),
+        ('[{name: a, model: m, hosts: ["gpu-01\\n"]}]', "wrong-type", ["line breaks"]),
+        ('[{name: a, model: m, clients: ["10.0.0.0/8\\n"]}]', "wrong-type", ["CIDRs"]),
         ("[{name: a, model: m, hosts_per_replica: two}]", "wrong-type", ["'two'", "whole number"]),
         ("[{name: a, model: m, gpus: [0, 0]}]", "wrong-type", ["[0, 0]"]),
         ("[{name: a, model: m, port_base: 80}]", "wrong-type", ["80", "1024"]),

@@ -76,6 +76,7 @@ MISTAKES = [
     ({"nccl_port_range": "50000-50100"}, "has 101 ports, fewer than 4000"),
     ({"vllm_service_api_keys": {}}, "service chat: it has no API key"),
     ({"vllm_service_api_keys": {"chat": "short"}}, "its API key is too short"),
+    ({"vllm_service_api_keys": {"chat": f"{KEY}\n"}}, "its API key is too short or has characters"),
     ({"vllm_service_api_keys": {"chat": "{{ nowhere }}"}}, "its API key is a template with an undefined variable"),
     (
         {"vllm_service_api_keys": {"chat": KEY, "chatt": KEY}},
