@@ -64,7 +64,6 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         found.extend(mistakes)
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
-    found.extend(_address_findings(hosts.values()))
     if not hosts:
         found.append(
             Finding(
@@ -89,10 +88,11 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
     models = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
     watchers, mistakes = _watchers(inventory, hosts)
     found.extend(mistakes)
+    found.extend(_address_findings({**watchers, **{name: host.address for name, host in hosts.items()}}))
     fleet = plan.Fleet(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
-        watchers=watchers,
+        watchers=list(dict.fromkeys(address for address in watchers.values() if address)),
         models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
@@ -134,12 +134,12 @@ def _address(inventory: Inventory, name: str) -> tuple[str | None, list[Finding]
     return None, [Finding("address-name", where, f"its address is {told!r}, which is not a number", fix)]
 
 
-def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[list[str], list[Finding]]:
-    """Addresses of gateways and monitors, and what is wrong with those that are not judged as GPU hosts already."""
+def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[dict[str, str | None], list[Finding]]:
+    """Gateways and monitors with their addresses, and what is wrong with those that are not judged as GPU hosts already."""
     names = dict.fromkeys(name for group in ("gateways", "monitors") for name in inventory.group(group))
     judged = {name: _address(inventory, name) for name in names}
-    addresses = dict.fromkeys(address for address, _ in judged.values() if address)
-    return list(addresses), [fault for name in names if name not in hosts for fault in judged[name][1]]
+    addresses = {name: address for name, (address, _) in judged.items()}
+    return addresses, [fault for name in names if name not in hosts for fault in judged[name][1]]
 
 
 def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
@@ -174,12 +174,12 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
     return host, found
 
 
-def _address_findings(hosts: Iterable[plan.Host]) -> list[Finding]:
-    """Two hosts with one address would be taken for each other by ranks and firewall."""
+def _address_findings(addresses: Mapping[str, str | None]) -> list[Finding]:
+    """Two hosts with one address, whatever groups they are in, would be taken for each other by ranks and firewall."""
     by_address: dict[str, list[str]] = {}
-    for host in hosts:
-        if host.address:
-            by_address.setdefault(host.address, []).append(host.name)
+    for name, address in addresses.items():
+        if address:
+            by_address.setdefault(address, []).append(name)
     fix = "Give each host its own fleet_address"
     return [
         Finding("address-taken", f"hosts {', '.join(names)}", f"all have the address {address}", fix)

@@ -161,6 +161,31 @@ def test_one_address_in_two_spellings_is_one_address(tmp_path):
     assert "all have the address fd00::a" in said
 
 
+def test_gateways_and_monitors_have_addresses_of_their_own(tmp_path):
+    groups = {
+        "gateways": {"hosts": {"gw-01": {"fleet_address": "198.51.100.2"}, "gpu-01": {}}},
+        "monitors": {
+            "hosts": {"mon-01": {"fleet_address": "198.51.100.9"}, "mon-02": {"ansible_host": "198.51.100.9"}}
+        },
+    }
+    (tmp_path / "more.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    status, said = validate(tmp_path)
+    assert status != 0
+    assert "hosts gw-01, gpu-02: all have the address 198.51.100.2" in said
+    assert "hosts mon-01, mon-02: all have the address 198.51.100.9" in said
+    assert "2 things wrong" in said
+
+
+def test_one_host_may_be_in_all_groups(tmp_path):
+    groups = {
+        group: {"hosts": {"gpu-01": {}, "gw-01": {"fleet_address": "198.51.100.9"}}}
+        for group in ("gateways", "monitors")
+    }
+    (tmp_path / "more.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    status, said = validate(tmp_path)
+    assert status == 0, said
+
+
 def test_gateways_and_monitors_need_addresses_like_gpu_hosts(tmp_path):
     groups = {
         "gateways": {"hosts": {"gw-01": {"ansible_host": "gw-01.example.org"}, "gpu-01": {}}},
