@@ -180,6 +180,15 @@ def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]
             )
         return None, found
     counts = {host.name: host.gpus for host in group}
+    none = [f"{name} has {count}" for name, count in counts.items() if count is not None and count < 1]
+    if none:
+        message = f"it serves on GPUs (accelerator {group[0].accelerator}), and by fleet_gpus {', '.join(none)}"
+        fix = (
+            "Correct fleet_gpus, take the host out of `hosts`, or serve on its CPU with vllm_runtime_accelerator: cpu "
+            "and a vllm_runtime_version that is offered for it"
+        )
+        found.append(Finding("no-gpus", where, message, fix))
+        return [], found
     unknown = [name for name, count in counts.items() if count is None]
     if service.gpus is None:
         if unknown:

@@ -51,6 +51,22 @@ def test_a_size_that_is_no_number_is_left_to_the_check_of_options(size):
     assert found == []
 
 
+@pytest.mark.parametrize("count", [0, -1])
+@pytest.mark.parametrize("more", ["", ", gpus: [0]"])
+def test_a_gpu_service_on_a_host_without_gpus_is_refused_once(count, more):
+    made, found = judge(f"[{{name: a, model: m{more}}}]", fleet(1, gpus=count))
+    assert [finding.id for finding in found] == ["no-gpus"]
+    assert f"gpu-01 has {count}" in str(found[0])
+    assert "vllm_runtime_accelerator: cpu" in str(found[0])
+    assert made["replicas"] == {}
+
+
+def test_a_cpu_service_needs_no_gpus():
+    made, found = judge("[{name: a, model: m}]", fleet(1, gpus=0, accelerator="cpu"))
+    assert found == []
+    assert list(made["replicas"]) == ["a.0"]
+
+
 def ids(found):
     return [finding.id for finding in found]
 
