@@ -32,13 +32,28 @@ OWNED = {
 _NO_TLS = "the readiness probe and the replicas' URLs speak plain http, TLS in the server is not supported yet"
 _TLS_FIX = "Leave it out, and end TLS at a gateway"
 UNSUPPORTED = {
-    "ssl-keyfile": (_NO_TLS, _TLS_FIX),
-    "ssl-certfile": (_NO_TLS, _TLS_FIX),
-    "ssl-ca-certs": (_NO_TLS, _TLS_FIX),
+    **dict.fromkeys(
+        ("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh"),
+        (_NO_TLS, _TLS_FIX),
+    ),
     "root-path": (
         "the readiness probe asks /v1/completions, another path is not supported yet",
         "Leave it out, and set the path at a gateway",
     ),
+}
+# The same for single values of an option (of a switch: true).
+_NO_TEXT = "the readiness probe asks for a completion of a text, which it leaves no way to give; not supported yet"
+_NO_COMPLETION = "the readiness probe asks for a completion, which a {} model has not; not supported yet"
+UNSUPPORTED_VALUES = {
+    "runner": {
+        "pooling": _NO_COMPLETION.format("pooling"),
+        "draft": _NO_COMPLETION.format("draft"),
+    },
+    # Each turns a model that writes text into a pooling one (vllm/config/model.py, _RUNNER_CONVERTS).
+    "convert": {"embed": _NO_COMPLETION.format("converted"), "classify": _NO_COMPLETION.format("converted")},
+    "grpc": {"true": "the readiness probe and the gateway speak HTTP, a gRPC server is not supported yet"},
+    "skip-tokenizer-init": {"true": _NO_TEXT},
+    "tokens-only": {"true": _NO_TEXT},
 }
 SIZE = re.compile(r"auto|-1|[0-9]+(\.[0-9]+)?[kKmMgGtT]?")
 
@@ -112,9 +127,10 @@ def check(
         elif bare in UNSUPPORTED:
             reason, fix = UNSUPPORTED[bare]
             found.append(Finding("unsupported-flag", where, f"args.{written}: {reason}", fix))
-        elif bare == "runner" and value == "pooling":
-            reason = "the readiness probe asks for a completion, which a pooling model has not; not supported yet"
-            found.append(Finding("unsupported-flag", where, f"args.{written} is {value}: {reason}", "Leave it out"))
+        elif bare == name and str(value).lower() in UNSUPPORTED_VALUES.get(bare, {}):
+            reason = UNSUPPORTED_VALUES[bare][str(value).lower()]
+            message = f"args.{written} is {str(value).lower()}: {reason}"
+            found.append(Finding("unsupported-flag", where, message, "Leave it out"))
         elif bare not in flags:
             found.append(_unknown(where, written, bare, version=version, flags=flags, removed=removed))
         elif written != name:

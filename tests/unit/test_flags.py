@@ -26,6 +26,9 @@ def check(args, version="0.32.0"):
         {"tensor-parallel-size": 2},
         {"dtype": "bfloat16"},
         {"runner": "generate"},
+        {"convert": "none"},
+        {"grpc": False},
+        {"no-skip-tokenizer-init": True},
     ],
 )
 def test_right(args):
@@ -57,8 +60,18 @@ def test_right(args):
         ({"ssl-keyfile": "/k"}, "unsupported-flag", ["plain http", "not supported yet"]),
         ({"ssl-certfile": "/c"}, "unsupported-flag", ["plain http"]),
         ({"ssl_ca_certs": "/c"}, "unsupported-flag", ["args.ssl_ca_certs", "plain http"]),
+        ({"ssl-cert-reqs": 2}, "unsupported-flag", ["plain http"]),
+        ({"ssl-ciphers": "TLSv1"}, "unsupported-flag", ["plain http"]),
+        ({"enable-ssl-refresh": True}, "unsupported-flag", ["plain http"]),
+        ({"no-enable-ssl-refresh": True}, "unsupported-flag", ["plain http"]),
         ({"root-path": "/x"}, "unsupported-flag", ["/v1/completions"]),
         ({"runner": "pooling"}, "unsupported-flag", ["pooling", "completion"]),
+        ({"runner": "draft"}, "unsupported-flag", ["draft", "completion"]),
+        ({"convert": "embed"}, "unsupported-flag", ["args.convert is embed", "completion"]),
+        ({"convert": "classify"}, "unsupported-flag", ["completion"]),
+        ({"grpc": True}, "unsupported-flag", ["args.grpc is true", "gRPC"]),
+        ({"skip-tokenizer-init": True}, "unsupported-flag", ["completion of a text"]),
+        ({"tokens-only": True}, "unsupported-flag", ["completion of a text"]),
     ],
 )
 def test_refused(args, id_, words):
@@ -86,6 +99,15 @@ def test_every_version_knows_what_the_planner_writes(version):
         "headless",
     }
     assert written | {"model", "served-model-name", "host", "port", "shutdown-timeout"} <= set(known)
+
+
+@pytest.mark.parametrize("version", data.flag_versions())
+def test_what_is_refused_is_there_to_be_refused(version):
+    known = data.load(f"serve_flags/{version}")
+    assert set(flags.UNSUPPORTED) | set(flags.UNSUPPORTED_VALUES) | set(flags.OWNED) - {"config"} <= set(known["flags"])
+    for name, values in flags.UNSUPPORTED_VALUES.items():
+        assert set(values) <= set(known["choices"].get(name, ["true"])), name
+    assert {name for name in known["flags"] if "ssl" in name} <= set(flags.UNSUPPORTED)
 
 
 def test_every_offered_release_has_its_flags():
