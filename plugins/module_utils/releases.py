@@ -363,7 +363,7 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
         raise ReleaseError(explain(run.stderr, lock, source))
     command = [tools.uv, "pip", "install", "--quiet", "--python", os.path.join(release, "bin", "python")]
     command += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--find-links", made]
-    for number, (wheels, tries) in enumerate(_portions(lock, source)):
+    for number, (wheels, tries) in enumerate(_portions(lock, source, work)):
         requirements = os.path.join(work, f"requirements-{number}.txt")
         with open(requirements, "w", encoding="utf-8") as handle:
             handle.writelines(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels)
@@ -382,13 +382,14 @@ def _install(lock: Any, work: str, tools: Tools, source: Source) -> str:
     return release
 
 
-def _portions(lock: Any, source: Source) -> List[Tuple[List[Any], List[List[str]]]]:
+def _portions(lock: Any, source: Source, work: str) -> List[Tuple[List[Any], List[List[str]]]]:
     """Wheels that are installed together, each portion with the places to try in turn (as options of uv)."""
     ordinary = [wheel for wheel in lock.wheels if wheel.name not in source.fallbacks]
     special = [wheel for wheel in lock.wheels if wheel.name in source.fallbacks]
-    found = [(ordinary, [_where(source)])] if ordinary else []
+    where = _where(source, work)
+    found = [(ordinary, [where])] if ordinary else []
     # Each alone and first, so that a place out of reach is known before gigabytes have come from the others.
-    return [([wheel], [_where(source), ["--default-index", source.fallbacks[wheel.name]]]) for wheel in special] + found
+    return [([wheel], [where, ["--default-index", source.fallbacks[wheel.name]]]) for wheel in special] + found
 
 
 def _nowhere(wheel: Any, lock: Any, source: Source, stderr: str) -> str:
@@ -422,12 +423,24 @@ def _check_folder(lock: Any, folder: str) -> None:
         )
 
 
-def _where(source: Source) -> List[str]:
+def _where(source: Source, work: str) -> List[str]:
+    """Options of uv for the source; the indices are in the environment, see _place_environment.
+
+    Pages of wheels stand in a file that root alone reads, for the same reason; UV_FIND_LINKS would not do, since an
+    argument --find-links takes its place.
+    """
     if source.folder:
         return ["--no-index", "--find-links", source.folder]
-    options = []  # the indices are in the environment, see _place_environment
+    pages = [link for link in source.find_links if "://" in link]
+    options = []
     for link in source.find_links:
-        options += ["--find-links", link]
+        if link not in pages:
+            options += ["--find-links", link]
+    if pages:
+        path = os.path.join(work, "pages.txt")
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as handle:
+            handle.writelines(f"--find-links {link}\n" for link in pages)
+        options += ["--requirement", path]
     return options
 
 

@@ -1,11 +1,15 @@
 """Releases built on this machine with the real uv, from tiny wheels: what must come out, and what must not be left."""
 
+import base64
+import functools
+import http.server
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -384,6 +388,52 @@ def test_passwords_of_an_index_are_no_arguments_and_in_no_message(text, root, fo
     assert "geheim" not in message
     assert not [command for command, _ in calls if "geheim" in " ".join(command)]
     assert "geheim" in calls[-1][1]["UV_DEFAULT_INDEX"]
+
+
+@pytest.fixture
+def page(lock, tmp_path):
+    """A page of wheels that wants a user and a password; its address with both."""
+
+    class Guarded(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self):
+            if self.headers.get("Authorization") == "Basic " + base64.b64encode(b"me:geheim").decode():
+                return super().do_GET()
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", "Basic")
+            return self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    serve = functools.partial(Guarded, directory=str(tmp_path / "source" / "wheels"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://me:geheim@127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def test_passwords_of_pages_of_wheels_are_in_a_file_of_roots(lock, text, root, tmp_path, page, monkeypatch):  # noqa: PLR0917
+    calls = []
+    run = releases._uv
+
+    def noted(command, environment):
+        named = [command[at + 1] for at, word in enumerate(command) if word == "--requirement"]
+        files = [path for path in named if "geheim" in Path(path).read_text()]
+        calls.append((command, [os.stat(path).st_mode & 0o777 for path in files]))
+        return run(command, environment)
+
+    monkeypatch.setattr(releases, "_uv", noted)
+    (tmp_path / "empty").mkdir()
+    source = releases.Source(
+        index_url=(tmp_path / "empty").as_uri(), find_links=(page,), environment={"NO_PROXY": "127.0.0.1"}
+    )
+    build(text, root, source)
+    assert releases.look(str(root / lock.id), lock.digest).state == "right"
+    assert not [command for command, _ in calls if "geheim" in " ".join(command)]
+    assert calls[-1][1] == [0o600]
+    assert not [path for path in root.rglob("*") if path.is_file() and b"geheim" in path.read_bytes()]
 
 
 def test_a_hardened_umask_does_not_close_a_release(lock, text, root, source):
