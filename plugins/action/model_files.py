@@ -17,7 +17,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import models
-from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache, hub
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache, hub, login
 
 MODULE = "gpu_fleet.vllm.model_files"
 BUNDLE = ".bundle.tar"
@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
         except OSError as error:
             raise AnsibleActionFail(f"on the controller: {error}. {host} was not touched") from error
         manifests = {name: manifest for name, (_root, manifest) in sources.items()}
-        looked = self._on_the_host("look", manifests, task_vars, owner=self._user())
+        looked = self._on_the_host("look", manifests, task_vars, owner=login.uid(self))
         if looked.get("failed"):
             return {**result, **looked}
         sent = 0
@@ -91,10 +91,6 @@ class ActionModule(ActionBase):
 
     def _allow_pickle(self) -> bool:
         return str(self._task.args.get("allow_pickle", False)).lower() in ("true", "yes", "1", "on")
-
-    def _user(self) -> str | None:
-        """Who logs in on the host; None when it is the one who runs modules there anyway."""
-        return self._play_context.remote_user if self._play_context.become else None
 
     def _on_the_host(
         self, step: str, manifests: dict[str, models.Manifest], task_vars: Any, **more: Any

@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import locks, releases
-from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data, login
 
 
 class ActionModule(ActionBase):
@@ -157,19 +157,24 @@ class ActionModule(ActionBase):
         return {"name": "uv", "path": str(path), "size": Path(path).stat().st_size, "sha256": _sha256(Path(path))}
 
     def _send(self, files: list[dict[str, Any]], folder: str, room: int) -> None:
-        """Copy what the host lacks, one file at a time, so that an interrupted run goes on where it stopped."""
+        """Copy what the host lacks to the disk of the releases; what an interrupted run brought whole stays there."""
         wanted_by_host = [{key: item[key] for key in ("name", "size", "sha256")} for item in files]
-        wanted = set(self._host("want", folder=folder, files=wanted_by_host, room=room)["wanted"])
-        if not wanted:
+        answer = self._host("want", folder=folder, files=wanted_by_host, room=room, uid=login.uid(self))
+        if not answer["wanted"]:
             return
-        arrived = self._make_tmp_path()
-        try:
-            for item in files:
-                if item["name"] in wanted:
-                    self._transfer_file(item["path"], self._connection._shell.join_path(arrived, item["name"]))
-            self._host("receive", folder=folder, files=wanted_by_host, arrived=arrived)
-        finally:
-            self._remove_tmp_path(arrived, force=True)
+        for item in files:
+            if item["name"] not in answer["wanted"]:
+                continue
+            try:
+                self._connection.put_file(item["path"], f"{answer['arriving']}/{item['name']}")
+            except AnsibleConnectionFailure:
+                raise
+            except AnsibleError as error:
+                raise AnsibleActionFail(
+                    f"{item['name']} ({item['size']} bytes) could not be sent to {folder}: {error}. What arrived whole is "
+                    "kept for the next run"
+                ) from error
+        self._host("receive", folder=folder, files=wanted_by_host)
 
 
 def _facts(given: dict[str, Any], lock: Any, found: dict[str, Any]) -> dict[str, Any]:

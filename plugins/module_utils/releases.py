@@ -19,6 +19,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -34,6 +35,7 @@ from . import locks, tree
 
 OWN_FILES = (".complete", ".manifest.json", ".manifest.json.new")  # not in the manifest
 BUILDING = ".building-"
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EIO)
 # Installed size over the size of the wheels: 3.4 measured for the CPU release of 0.32.0 (612 MB of wheels), less for CUDA.
 GROWTH = 3.6
 _SHOWN = 8  # differences named in messages; the count says how many there are
@@ -190,7 +192,8 @@ def look(path: str, digest: str, refresh: bool = False) -> State:
     if differences:
         return State("altered", differences)
     if refresh and found.refreshed:
-        tree.save(os.path.join(path, ".manifest.json"), found.record)
+        with contextlib.suppress(OSError):  # a disk that is read-only, or full: the next look reads those files again
+            tree.save(os.path.join(path, ".manifest.json"), found.record)
     return State("right")
 
 
@@ -242,9 +245,8 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
         raise ReleaseError(str(error)) from error
     found = probe_python(tools.python)
     _check_fits(lock, found)
-    os.makedirs(root, mode=0o755, exist_ok=True)
     started = time.monotonic()
-    with _alone(root, wait):
+    with writing(root), _alone(root, wait):
         _remove_dead(root)
         if look(os.path.join(root, lock.id), lock.digest).state == "right":  # another run was faster
             return {"id": lock.id, "path": os.path.join(root, lock.id), "seconds": 0.0}
@@ -258,11 +260,24 @@ def build(lock_text: str, root: str, tools: Tools, source: Source, wait: int = 9
             _try(release)
             _finish(release, lock, found)
             _swap(release, os.path.join(root, lock.id), work)
-        except OSError as error:
-            raise ReleaseError(f"{error.filename or root}: {error.strerror}") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)  # the next run removes what is left; the first error matters more
     return {"id": lock.id, "path": os.path.join(root, lock.id), "seconds": round(time.monotonic() - started, 1)}
+
+
+@contextlib.contextmanager
+def writing(folder: str) -> Iterator[None]:
+    """Make a folder and write into it. Raises ReleaseError where the disk is full, read-only or broken."""
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        yield
+    except OSError as error:
+        remedy = (
+            f"; {folder} has to lie on a disk with room that root may write to: make it so, or name another folder with "
+            "vllm_runtime_root. No release was replaced"
+        )
+        said = f"{error.filename or folder}: {error.strerror}"
+        raise ReleaseError(said + (remedy if error.errno in _DISK else "")) from error
 
 
 def _check_fits(lock: Any, python: Mapping[str, Any]) -> None:
@@ -317,7 +332,8 @@ def _check_space(root: str, needed: int, what: str) -> None:
     free = numbers.f_bavail * numbers.f_frsize
     if free < needed:
         raise ReleaseError(
-            f"{root}: {what} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; make room (old releases lie in {root})"
+            f"{root}: {what} needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free there; make room, such as by removing "
+            "releases that no service uses, or name another folder with vllm_runtime_root"
         )
 
 
@@ -527,45 +543,65 @@ def _swap(release: str, place: str, work: str) -> None:
     os.rename(release, place)
 
 
-def wanted_files(folder: str, files: Sequence[Mapping[str, Any]], room: int) -> List[str]:
+def arriving(folder: str) -> str:
+    """Where files for a folder are put by whoever logs in: on the same disk, so that they only have to be renamed."""
+    return os.path.join(folder, "arriving")
+
+
+def wanted_files(folder: str, files: Sequence[Mapping[str, Any]], room: int, uid: Optional[int] = None) -> List[str]:
     """Names of the files ({name, size, sha256}) that a folder lacks; a wrong one counts as lacking and is removed.
 
-    `room`: bytes that are needed on the same disk besides. Raises ReleaseError when it will not all fit.
+    What an interrupted run left in `arriving(folder)` counts as there when it is whole. That folder is made for the
+    user `uid`. `room`: bytes that are needed on the same disk besides. Raises ReleaseError when it will not all fit.
     """
-    os.makedirs(folder, mode=0o755, exist_ok=True)
     wanted = []
-    for item in files:
-        target = os.path.join(folder, item["name"])
-        if os.path.exists(target) and (
-            os.path.getsize(target) != item["size"] or tree.sha256(target) != item["sha256"]
-        ):
-            os.unlink(target)
-        if not os.path.exists(target):
-            wanted.append(item)
-    _check_space(folder, sum(item["size"] for item in wanted) + room, "the release with what is sent for it")
+    with writing(folder):
+        for item in files:
+            target = os.path.join(folder, item["name"])
+            if not _take(arriving(folder), folder, item) and os.path.exists(target) and not _is_whole(target, item):
+                os.unlink(target)
+            if not os.path.exists(target):
+                wanted.append(item)
+        shutil.rmtree(arriving(folder), ignore_errors=True)
+        _check_space(folder, sum(item["size"] for item in wanted) + room, "the release with what is sent for it")
+        os.makedirs(arriving(folder), mode=0o700)
+        if uid is not None:
+            os.chown(arriving(folder), uid, -1)
     return [item["name"] for item in wanted]
 
 
-def receive(folder: str, files: Sequence[Mapping[str, Any]], arrived: str) -> None:
-    """Move files that arrived in a folder into another one, each once its hash is right; the others were there."""
-    for item in files:
-        came, target = os.path.join(arrived, item["name"]), os.path.join(folder, item["name"])
-        if not os.path.exists(came):
-            continue
-        beside = f"{target}.new"
-        try:
-            shutil.move(came, beside)
-            if tree.sha256(beside) != item["sha256"]:
+def receive(folder: str, files: Sequence[Mapping[str, Any]]) -> None:
+    """Move files that arrived into their folder, each once its hash is right; the others were there."""
+    with writing(folder):
+        for item in files:
+            came = os.path.join(arriving(folder), item["name"])
+            if os.path.lexists(came) and not _take(arriving(folder), folder, item):
+                os.unlink(came)
                 raise ReleaseError(
                     f"{item['name']} arrived damaged on this host, or changed on the controller meanwhile; run again"
                 )
-            os.chmod(beside, 0o755 if item["name"] == "uv" else 0o644)
-            os.rename(beside, target)
-        except OSError as error:
-            raise ReleaseError(f"{target}: {error.strerror}") from error
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
+        shutil.rmtree(arriving(folder), ignore_errors=True)
+
+
+def _is_whole(path: str, item: Mapping[str, Any]) -> bool:
+    """Whether a file is the one that was sent."""
+    return (
+        os.path.isfile(path)
+        and not os.path.islink(path)
+        and os.path.getsize(path) == item["size"]
+        and tree.sha256(path) == item["sha256"]
+    )
+
+
+def _take(arrived: str, folder: str, item: Mapping[str, Any]) -> bool:
+    """Move a file that arrived whole to its place, as root's; False when it did not."""
+    came = os.path.join(arrived, item["name"])
+    if not _is_whole(came, item):
+        return False
+    os.chown(came, os.geteuid(), os.getegid())
+    os.chmod(came, 0o755 if item["name"] == "uv" else 0o644)
+    os.rename(came, os.path.join(folder, item["name"]))
+    return True
 
 
 def host_pip_settings(files: Optional[Sequence[str]] = None) -> Source:

@@ -46,8 +46,8 @@ options:
     type: str
     choices: [look, install]
   owner:
-    description: For the action plugin only. The user that brings the files.
-    type: str
+    description: For the action plugin only. Number of the user that brings the files.
+    type: int
 attributes:
   check_mode: {support: full, description: Says what would come and changes nothing.}
   diff_mode: {support: full, description: Lists what was not as it should be.}
@@ -90,7 +90,6 @@ left_over:
 """
 
 import os
-import pwd
 import shutil
 import socket
 import stat
@@ -119,11 +118,10 @@ def look(module, store, wanted):
     need = {name: sum(wanted[name][path]["size"] for path in paths) for name, paths in answer["need"].items()}
     if need:
         models.check_space(store, ", ".join(name for name in need if need[name]), sum(need.values()))
+    owner = os.geteuid() if module.params["owner"] is None else module.params["owner"]
     if not module.check_mode:
         for name, coming in answer["need"].items():
-            answer["staging"][name] = models.prepare_staging(
-                store, name, coming, here[name], uid_of(module.params["owner"])
-            )
+            answer["staging"][name] = models.prepare_staging(store, name, coming, here[name], owner)
     answer["left_over"] = models.left_over(store, list(wanted))
     return answer
 
@@ -138,11 +136,6 @@ def opened(store, check_mode):
             if not check_mode:
                 os.chmod(folder, mode | 0o055)
     return said
-
-
-def uid_of(user):
-    """Whoever logs in brings the files, root or not."""
-    return pwd.getpwnam(user).pw_uid if user else os.geteuid()
 
 
 def install(store, wanted):
@@ -179,7 +172,7 @@ def main():
             "allow_pickle": {"type": "bool", "default": False},
             "rehash": {"type": "bool", "default": False},
             "step": {"type": "str", "choices": ["look", "install"]},
-            "owner": {"type": "str"},
+            "owner": {"type": "int"},
         },
         supports_check_mode=True,
     )

@@ -131,16 +131,18 @@ def repaired(step):
     path = os.path.join(step["root"], step["id"])
     state = releases.look(path, step["digest"])
     if state.removable:
-        releases.remove_extra(path, state)
+        with releases.writing(step["root"]):
+            releases.remove_extra(path, state)
     return {"changed": True}
 
 
 def wanted(step):
-    return {"wanted": releases.wanted_files(step["folder"], step["files"], step["room"])}
+    wanted_files = releases.wanted_files(step["folder"], step["files"], step["room"], step["uid"])
+    return {"wanted": wanted_files, "arriving": releases.arriving(step["folder"])}
 
 
 def received(step):
-    releases.receive(step["folder"], step["files"], step["arrived"])
+    releases.receive(step["folder"], step["files"])
     return {}
 
 

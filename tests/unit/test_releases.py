@@ -1,7 +1,9 @@
 """Releases built on this machine with the real uv, from tiny wheels: what must come out, and what must not be left."""
 
 import base64
+import errno
 import functools
+import hashlib
 import http.server
 import json
 import os
@@ -12,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -345,22 +348,72 @@ def test_pips_settings_of_a_host(tmp_path):
     assert found.environment == {"SSL_CERT_FILE": "/etc/ca.pem"}
 
 
-def test_received_files_are_proved_before_they_are_in_place(tmp_path):
-    arrived, folder = tmp_path / "arrived", tmp_path / "folder"
-    arrived.mkdir()
-    (arrived / "a.whl").write_text("right")
-    import hashlib
+def wheels_to_send(*names):
+    return [{"name": name, "size": 5, "sha256": hashlib.sha256(b"right").hexdigest()} for name in names]
 
-    files = [{"name": "a.whl", "size": 5, "sha256": hashlib.sha256(b"right").hexdigest()}]
+
+def test_received_files_are_proved_before_they_are_in_place(tmp_path):
+    folder, files = tmp_path / "folder", wheels_to_send("a.whl")
+    arriving = folder / "arriving"
     assert releases.wanted_files(str(folder), files, 0) == ["a.whl"]
-    releases.receive(str(folder), files, str(arrived))
+    assert arriving.stat().st_mode & 0o777 == 0o700
+    (arriving / "a.whl").write_text("right")
+    releases.receive(str(folder), files)
     assert releases.wanted_files(str(folder), files, 0) == []
     (folder / "a.whl").write_text("wrong")
     assert releases.wanted_files(str(folder), files, 0) == ["a.whl"]
-    (arrived / "a.whl").write_text("wrong")
+    (arriving / "a.whl").write_text("wrong")
     with pytest.raises(releases.ReleaseError, match="arrived damaged"):
-        releases.receive(str(folder), files, str(arrived))
-    assert os.listdir(folder) == []
+        releases.receive(str(folder), files)
+    assert list(folder.rglob("*.whl")) == []
+
+
+def test_an_interrupted_transfer_goes_on_with_the_files_that_lack(tmp_path):
+    folder, files = tmp_path / "folder", wheels_to_send("a.whl", "b.whl", "c.whl")
+    assert releases.wanted_files(str(folder), files, 0) == ["a.whl", "b.whl", "c.whl"]
+    (folder / "arriving/a.whl").write_text("right")
+    (folder / "arriving/b.whl").write_text("ri")  # here the connection was cut
+    assert releases.wanted_files(str(folder), files, 0) == ["b.whl", "c.whl"]
+    assert (folder / "a.whl").read_text() == "right"
+    assert os.listdir(folder / "arriving") == []
+
+
+def test_what_is_sent_has_to_fit_the_disk_it_goes_to(tmp_path, monkeypatch):
+    folder, asked = tmp_path / "folder", []
+
+    def statvfs(path):
+        asked.append(path)
+        return SimpleNamespace(f_bavail=1, f_frsize=4)
+
+    monkeypatch.setattr(releases.os, "statvfs", statvfs)
+    with pytest.raises(releases.ReleaseError, match=r"needs about .* are free there; make room"):
+        releases.wanted_files(str(folder), wheels_to_send("a.whl"), 0)
+    assert asked == [str(folder)]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["makedirs", "mkdir"])
+def test_a_disk_that_takes_nothing_is_said_in_words(text, root, source, former, monkeypatch, number, call):  # noqa: PLR0917
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(releases.os, call, refuse)
+    refused(text, root, source, f"{os.strerror(number)}; .* name another folder with vllm_runtime_root", former)
+    if call == "makedirs":
+        with pytest.raises(releases.ReleaseError, match=os.strerror(number)):
+            releases.wanted_files(str(root / ".incoming"), [], 0)
+
+
+def test_a_look_needs_no_disk_that_can_be_written(lock, text, root, source, monkeypatch):
+    build(text, root, source)
+    python = root / lock.id / "bin" / "vllm"
+    python.chmod(python.stat().st_mode)  # a new ctime: its content is read, and what the kernel says kept
+
+    def refuse(path, record):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(releases.tree, "save", refuse)
+    assert releases.look(str(root / lock.id), lock.digest, refresh=True).state == "right"
 
 
 def test_nothing_is_sent_to_a_disk_without_room(tmp_path):
