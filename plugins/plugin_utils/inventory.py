@@ -28,6 +28,7 @@ FACTS = (
     "host_limits_effective",
     "model_store_digests",
 )
+USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}")  # as systemd takes it in User=, less what begins with a digit
 KEY_LENGTH = 32  # characters; 128 random bits are 22 in base64, 32 in hex
 
 
@@ -64,6 +65,7 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         found.extend(mistakes)
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in hosts for fault in _user_faults(inventory, name)))
     if not hosts:
         found.append(
             Finding(
@@ -196,6 +198,24 @@ def _nccl_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
     span = inventory.role_value(name, "nccl", "nccl_port_range")
     nccl.judge_range(span, "nccl_port_range", found, gateway=name in inventory.group("gateways"))
     return [(finding.id, f"{finding.where}: {finding.message}", finding.fix) for finding in found]
+
+
+def _user_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """A service user that no unit can name, or that the roles do not agree on."""
+    fleet = inventory.get(name, "fleet_service_user", "vllm")
+    told = {
+        variable: str(inventory.get(name, variable, fleet))
+        for variable in ("vllm_service_user", "host_limits_user", "nccl_service_user")
+    }
+    fix = "Set fleet_service_user for the group gpu_hosts; the variables of the roles follow it"
+    faults = []
+    for variable, user in told.items():
+        if not USER.fullmatch(user):
+            faults.append(("user", f"{variable} is {user!r}, which is no name of a user", fix))
+    if len(set(told.values())) > 1:
+        differ = ", ".join(f"{variable} {user}" for variable, user in told.items())
+        faults.append(("user", f"the service has more than one user: {differ}", fix))
+    return faults
 
 
 def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:

@@ -48,6 +48,11 @@ def test_a_limit_may_be_spelt_as_systemd_does(tmp_path):
     assert status == 0, said
 
 
+def test_one_variable_names_the_service_user_for_all_roles(tmp_path):
+    status, said = validate(tmp_path, {"fleet_service_user": "serve"})
+    assert status == 0, said
+
+
 def test_with_limit_the_whole_fleet_is_still_planned(tmp_path):
     status, said = validate(tmp_path, options=["--limit", "gpu-02"])
     assert status == 0
@@ -67,6 +72,11 @@ MISTAKES = [
     ({"vllm_service_start_timeout": "soon"}, "vllm_service_start_timeout is 'soon'"),
     ({"vllm_service_limit_memlock": "64 GB"}, "vllm_service_limit_memlock is '64 GB', which is no size of memory"),
     ({"host_limits_memlock": "64g"}, "Write bytes, a number with K, M, G or T (base 1024, such as 64G), or infinity"),
+    (
+        {"vllm_service_user": "serve"},
+        "the service has more than one user: vllm_service_user serve, host_limits_user vllm",
+    ),
+    ({"fleet_service_user": "a b"}, "vllm_service_user is 'a b', which is no name of a user"),
     ({"vllm_modells": []}, "unknown variable vllm_modells"),
     ({"fleet_adress": "192.0.2.1"}, "unknown variable fleet_adress. Did you mean fleet_address?"),
     ({"firewall_openingz": []}, "unknown variable firewall_openingz. Did you mean firewall_openings?"),
