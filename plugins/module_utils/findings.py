@@ -15,12 +15,14 @@ class Finding:
     where    what it is about: a service, a host, a variable
     message  what was seen, with the value
     fix      what to do about it
+    severity error, warning or info
     """
 
     id: str
     where: str
     message: str
     fix: str
+    severity: str = "error"
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}. {self.fix}"
