@@ -130,6 +130,9 @@ def take_over_key(home):
 def start(module, unit, link):
     """Point `current` at the generation, start the unit, return the invocation that this began."""
     p = module.params
+    before = current_generation(link)
+    if before and before != p["generation"]:
+        point(os.path.join(os.path.dirname(link), "previous"), os.path.join("generations", before))
     point(link, os.path.join("generations", p["generation"]))
     take_over_key(os.path.dirname(link))
     call(module, "daemon-reload")

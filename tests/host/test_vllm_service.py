@@ -74,7 +74,9 @@ def test_the_head_answers_with_the_key_and_not_without(host):
     assert "401" in host.run(f'python3 -c "{ask}" {url} wrong').stderr
 
 
-def test_old_generations_are_kept_and_none_is_half_written(host):
+def test_generations_for_a_rollback_are_kept_and_none_is_half_written(host):
     names = host.check_output("ls -A /etc/vllm/chat.0/generations").split()
-    assert names
-    assert all(len(name) == 12 for name in names), names
+    current = generation(host, "chat.0").rpartition("/")[2]
+    # With vllm_service_keep_generations: 3 the current one and the newest two, and what is none of ours.
+    assert sorted(names) == sorted([current, "000000000003", "000000000004", "00000000000f"])
+    assert "000000000009" not in host.check_output("ls -A /var/cache/vllm/chat.0")
