@@ -129,7 +129,35 @@ def releases() -> str:
             )
     head = ["vLLM", "accelerator", "status", "locks for Python", "engine", "torch", "driver, at least"]
     default = f"Default on GPUs: {known['defaults']['cuda']}. Default on CPU: {known['defaults']['cpu']}.\n\n"
-    return NOTE.format(source="data/versions.yml") + "# Releases\n\n" + default + table(head, rows)
+    others = (
+        "\nWhat a host can run of these is decided by driver, GPUs, glibc and Python; the filter `gpu_fleet.vllm.gpu_wheels` says it.\n\n"
+        + "## Not offered\n\nThese are known for hosts that run none of the above. The collection does not install them.\n\n"
+        + table(
+            [
+                "vLLM",
+                "accelerator",
+                "Python",
+                "compute capability",
+                "glibc",
+                "driver, at least",
+                "driver of the toolkit",
+            ],
+            [
+                [
+                    version,
+                    name,
+                    f"{release['python'][0]} to {release['python'][-1]}",
+                    " ".join(entry["compute_capabilities"]),
+                    entry["glibc"],
+                    entry["min_driver"]["minor_compatibility"],
+                    entry["min_driver"]["toolkit"],
+                ]
+                for version, release in known["known"].items()
+                for name, entry in release["accelerators"].items()
+            ],
+        )
+    )
+    return NOTE.format(source="data/versions.yml") + "# Releases\n\n" + default + table(head, rows) + others
 
 
 def documents() -> dict[pathlib.Path, str]:
