@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
+
 Floor = Tuple[Optional[float], str]  # the floor, and how it was derived or why there is none
 
 
@@ -47,6 +49,42 @@ def judge(
         link, floor = _floor_of_all(everything["gpus"], links, gpus, floors)
         judged.append(_entry((name, "allreduce"), link, everything["allreduce"], floor, {"environment": environment}))
     return judged
+
+
+def findings(
+    measured: Mapping[str, Any],
+    links: Mapping[str, str],
+    facts: Mapping[str, Any],
+    floors: Mapping[str, Any],
+    where: str,
+) -> List[Finding]:
+    """What the proof found wrong: a pair a finding, its worst result first.
+
+    Wrong data, a hang and a failure are errors, a rate below the floor is a warning.
+    """
+    if "refused" in measured:
+        fix = "Stop what uses the GPUs, or leave the proof out: gpu_topology_bandwidth: false"
+        return [Finding("bandwidth-refused", where, f"the bandwidth proof did not start: {measured['refused']}", fix)]
+    found = []
+    for entry in judge(measured, links, facts, floors):
+        if entry["ok"] is not False:
+            continue
+        state = entry["why"].split(":", 1)[0]
+        severity = "error" if state in _REMEDIES else "warning"
+        id_ = f"bandwidth-{state}" if severity == "error" else "bandwidth-low"
+        what = "all-reduce" if entry["what"] == "allreduce" else f"peer {entry['what']}"
+        fix = _REMEDIES.get(
+            state, "Compare with nvidia-smi topo -m and nvlink -s; access control (ACS) and a lost link look like this"
+        )
+        found.append(Finding(id_, where, f"GPUs {entry['pair']}, {what}: {entry['why']}", fix, severity))
+    return found
+
+
+_REMEDIES = {
+    "corrupt": "Do not serve on these GPUs: data arrives wrong. Look for Xid 74 and ECC errors, and have the link repaired",
+    "hung": "Switch access control (ACS) off on the PCI bridges or set NCCL_P2P_DISABLE=1, then measure again",
+    "failed": "The message names the cause; NCCL_DEBUG=INFO in the environment of the proof tells more",
+}
 
 
 def copy_floor(

@@ -23,6 +23,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
+
 NOT_OFFERED = "not offered"  # the status of a release that the collection only knows of
 # What an owner can change without another machine or other GPUs.
 _FIXABLE = {"driver", "driver-absent", "glibc", "python"}
@@ -191,6 +193,29 @@ def _wheel(build: _Build, facts: Mapping[str, Any], notes: Sequence[str]) -> Whe
         return Wheel(build.version, build.accelerator, build.entry["status"], "made", tuple(notes))
     make = f"no lock for Python {python} yet: scripts/lock {build.version} {build.accelerator} --python {python}"
     return Wheel(build.version, build.accelerator, build.entry["status"], "missing", (make, *notes))
+
+
+def findings(answer: Answer, releases: Sequence[Mapping[str, Any]], where: str) -> List[Finding]:
+    """What keeps a host from running the releases that are meant for it (each with version and accelerator).
+
+    The host's Python is left to `validate`, which knows vllm_runtime_python. Without releases: whether there is any.
+    """
+    found = []
+    for wanted in sorted({(str(release["version"]), str(release["accelerator"])) for release in releases}):
+        for refused in answer.refused:
+            reasons = [reason for reason in refused.reasons if reason.kind != "python"]
+            if (refused.version, refused.accelerator) == wanted and reasons:
+                found.append(
+                    Finding(
+                        "release-unfit",
+                        where,
+                        f"{refused} is to run here: {_joined(reasons)}",
+                        answer.remedy or answer.message,
+                    )
+                )
+    if not releases and not answer.runs:
+        found.append(Finding("release-none", where, answer.message, answer.remedy or "Serve on other hosts", "warning"))
+    return found
 
 
 # Judging one build

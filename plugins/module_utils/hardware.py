@@ -18,6 +18,20 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Fin
 
 SEVERITIES = ("error", "warning", "info")
 EXPECTATIONS = ("gpus", "link", "model", "memory_mib")
+# A host of which nothing is known, in the shape of gpu_facts.
+EMPTY: Dict[str, Any] = {
+    "vendor": "nvidia",
+    "source": None,
+    "error": None,
+    "pci_gpus": [],
+    "gpus": [],
+    "driver": {"loaded": None, "installed": None, "flavour": None, "cuda": None},
+    "nvswitch": {"devices": 0},
+    "fabric_manager": {"installed": None, "state": "absent"},
+    "xid": [],
+    "nouveau": False,
+    "topology": {"matrix": None, "p2p": {}},
+}
 # What is kept of a host to compare with later.
 IDENTITY = ("name", "uuid", "pci_address", "memory_mib", "mig", "pcie_width")
 
@@ -56,6 +70,13 @@ def judge(
         *_changed(look, learned),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def judge_matrix(table: topology.Topology, known: Dict[str, Any]) -> List[Finding]:
+    """What the links alone show to be wrong, where nothing but the table is known. The GPUs count as one model."""
+    look = _Look(EMPTY, known, {}, [], "")
+    look.table = table
+    return [*_links(look), *_groups(look)]
 
 
 def remember(facts: Dict[str, Any]) -> Dict[str, Any]:
@@ -177,6 +198,12 @@ def _matrix(facts: Dict[str, Any]) -> Optional[topology.Topology]:
         return None
 
 
+def links(facts: Dict[str, Any]) -> Dict[str, str]:
+    """The link of every pair of GPUs, {"0-1": "NV18"}; nothing where the host's table cannot be read."""
+    table = _matrix(facts)
+    return table.as_dict()["pairs"] if table else {}
+
+
 def _list(numbers: Iterable[Any]) -> str:
     return ", ".join(f"GPU{number}" for number in numbers)
 
@@ -289,7 +316,7 @@ def _models(look: _Look) -> Iterator[Finding]:
 
 
 def _links(look: _Look) -> Iterator[Finding]:
-    if look.unreadable:
+    if look.unreadable and look.gpus:
         yield look.finding(
             "topology-unreadable",
             "warning",
@@ -712,3 +739,55 @@ def _nccl(look: _Look, group: Sequence[int]) -> Dict[str, Any]:
     else:
         answer.update(variables={"NCCL_P2P_DISABLE": "1"}, why=f"the host's memory is the way that works: {why}")
     return answer
+
+
+def as_dict(finding: Finding) -> Dict[str, str]:
+    """A finding for machines: id, severity, where, evidence, remedy."""
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "where": finding.where,
+        "evidence": finding.message,
+        "remedy": finding.fix,
+    }
+
+
+def line(finding: Finding) -> str:
+    """A finding for people, on one line."""
+    return f"{finding.severity} {finding.id}: {finding}"
+
+
+def summary(facts: Dict[str, Any]) -> str:
+    """What a host has, in one line: `8 x NVIDIA H100 80GB HBM3 (81559 MiB), driver 580.159.04, every pair NV18`."""
+    if facts["vendor"] == "none":
+        return "no GPU"
+    counts = collections.Counter((gpu["name"], gpu["memory_mib"]) for gpu in facts["gpus"])
+    parts = [
+        f"{count} x {name}" + (f" ({memory} MiB)" if memory else "") for (name, memory), count in sorted(counts.items())
+    ] or [f"{len(facts['pci_gpus'])} {facts['vendor'].upper()} cards on the bus, none answers"]
+    if facts["driver"]["loaded"]:
+        parts.append(f"driver {facts['driver']['loaded']}")
+    table = _matrix(facts)
+    if table is not None and table.gpus > 1:
+        told = table.as_dict()
+        parts.append(
+            f"every pair {told['best']}"
+            if told["best"] == told["worst"]
+            else f"links {told['best']} to {told['worst']}"
+        )
+    return ", ".join(parts)
+
+
+def advice(recommendation: Dict[str, Any]) -> List[str]:
+    """A recommendation for people: a line for each size of tensor-parallel group, and one for each set of NCCL settings."""
+    lines = []
+    for size, groups in sorted(recommendation["sizes"].items(), key=lambda item: int(item[0])):
+        told = "; ".join(f"{', '.join(map(str, group['gpus']))} {group['verdict']}" for group in groups)
+        whys = list(dict.fromkeys(group["why"] for group in groups))
+        lines.append(f"tensor parallel {size}: GPUs {told} ({' / '.join(whys)})")
+    for entry in recommendation["nccl"]:
+        variables = (
+            " ".join(f"{name}={value}" for name, value in sorted(entry["variables"].items())) or "nothing to set"
+        )
+        lines.append(f"NCCL for GPUs {', '.join(map(str, entry['gpus']))}: {variables} ({entry['why']})")
+    return lines

@@ -411,3 +411,43 @@ def test_every_class_of_link_has_an_entry_and_every_fraction_is_one():
     for what in ("copy", "allreduce"):
         assert list(FLOORS[what]) == ["NV", "PIX", "PXB", "PHB", "NODE", "SYS"]
         assert all(value is None or 0 < value < 1 for value in FLOORS[what].values())
+
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "validation" / "2026-11-29-bandwidth-h200"
+H200 = {
+    "gpus": [
+        {"index": number, "compute_capability": "9.0", "pcie": {"gen_gpumax": 5, "gen_hostmax": None, "width_max": 16}}
+        for number in range(2)
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("nvlink", []),
+        ("nvlink-64", []),
+        ("no-p2p", ["27.32 GB/s, where at least 148", "SHM/direct/direct", "NCCL_P2P_DISABLE=1"]),
+        ("sockets", ["3.44 GB/s, where at least 148", "NET/Socket", "NCCL_SHM_DISABLE=1"]),
+    ],
+)
+def test_what_two_h200s_gave_passes_and_the_slow_ways_do_not(name, found):
+    measured = json.loads((RESULTS / f"{name}.json").read_text())
+    findings = judging.findings(measured, {"0-1": "NV18"}, H200, FLOORS, "gpu-01")
+    assert len(findings) == bool(found)
+    for finding in findings:
+        assert (finding.id, finding.severity, finding.where) == ("bandwidth-low", "warning", "gpu-01")
+        assert all(words in finding.message for words in found)
+
+
+@pytest.mark.parametrize("state", ["corrupt", "hung", "failed"])
+def test_wrong_data_a_hang_and_a_failure_are_errors(state):
+    measured = json.loads((RESULTS / "nvlink.json").read_text())
+    measured["pairs"]["0-1"]["allreduce"].update(state=state, why="told", gbps=None)
+    (finding,) = judging.findings(measured, {"0-1": "NV18"}, H200, FLOORS, "gpu-01")
+    assert (finding.id, finding.severity) == (f"bandwidth-{state}", "error")
+
+
+def test_a_proof_that_refused_to_start_says_why():
+    (finding,) = judging.findings({"refused": "GPU 0 is used by 4711"}, {}, H200, FLOORS, "gpu-01")
+    assert "4711" in finding.message

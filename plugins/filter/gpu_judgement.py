@@ -1,0 +1,105 @@
+"""Filters that judge a host's GPUs and links, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+name: gpu_judgement
+short_description: Say what is wrong with a host's GPUs and links, and which GPUs belong together
+description:
+  - Takes what P(gpu_fleet.vllm.gpu_facts#module) returned and judges it by data/hardware.yml.
+positional: settings
+options:
+  _input:
+    description: The result of gpu_facts.
+    type: dict
+    required: true
+  settings:
+    description:
+      - C(host), C(expected), C(learned), C(groups), C(releases), C(accept) (ids of findings that are known and wanted),
+        C(fail_on) (error, warning or never), as the variables of role gpu_topology say them, and C(measured), what the
+        bandwidth proof printed.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = """
+- name: Judge
+  ansible.builtin.set_fact:
+    judged: "{{ facts | gpu_fleet.vllm.gpu_judgement({'host': inventory_hostname, 'expected': {'gpus': 8}}) }}"
+"""
+
+RETURN = """
+_value:
+  description: >-
+    C(findings) (id, severity, evidence, remedy), C(stops) and C(notes) as lists of text, C(recommendation) and
+    C(advice) (the same as text), C(wheels) (as filter gpu_wheels), C(remember) (what to compare with later), C(summary)
+    (one line).
+  type: dict
+"""
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import bandwidth, compatibility, hardware  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+
+
+def gpu_judgement(facts, settings):
+    """See DOCUMENTATION."""
+    known = data.load("hardware")
+    groups = settings.get("groups") or []
+    found = hardware.judge(
+        facts,
+        known,
+        expected={key: value for key, value in (settings.get("expected") or {}).items() if value is not None},
+        learned=settings.get("learned") or None,
+        groups=groups,
+        host=settings.get("host", ""),
+    )
+    wheels = compatibility.wheels(facts, data.load("versions"))
+    where = settings.get("host", "") or "this host"
+    found = sorted(
+        [
+            *found,
+            *compatibility.findings(wheels, settings.get("releases") or [], where),
+            *_measured(settings.get("measured"), facts, where),
+        ],
+        key=lambda finding: hardware.SEVERITIES.index(finding.severity),
+    )
+    accepted = set(settings.get("accept") or ())
+    fatal = {"error": ["error"], "warning": ["error", "warning"], "never": []}[settings.get("fail_on") or "error"]
+    advised = hardware.recommend(facts, known, groups)
+    told = [finding for finding in found if finding.id not in accepted]
+    return {
+        "findings": [hardware.as_dict(finding) for finding in told],
+        "accepted": [hardware.as_dict(finding) for finding in found if finding.id in accepted],
+        "stops": [hardware.line(finding) for finding in told if finding.severity in fatal],
+        "notes": [hardware.line(finding) for finding in told if finding.severity not in fatal],
+        "recommendation": advised,
+        "advice": hardware.advice(advised),
+        "wheels": wheels.as_dict(),
+        "remember": hardware.remember(facts),
+        "summary": hardware.summary(facts),
+    }
+
+
+def _measured(measured, facts, where):
+    """What the bandwidth proof found wrong, if it was made."""
+    if not measured:
+        return []
+    links = hardware.links(facts)
+    return bandwidth.findings(measured, links, facts, data.load("links"), where)
+
+
+def gpu_groups(instances):
+    """The GPUs of each tensor-parallel group that a host's instances (fleet_plan.hosts[HOST].instances) will run."""
+    groups = []
+    for instance in instances:
+        numbers = [int(number) for number in instance["env"].get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
+        size = max(1, int(instance["config"].get("tensor-parallel-size", 1)))
+        groups.extend(numbers[at : at + size] for at in range(0, len(numbers), size))
+    return groups
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self):
+        return {"gpu_judgement": gpu_judgement, "gpu_groups": gpu_groups}

@@ -1,0 +1,318 @@
+"""Each fault of a GPU host raises its own finding and no other; a healthy host raises none."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "replay"))
+
+import hosts
+from ansible_collections.gpu_fleet.vllm.plugins.filter.gpu_judgement import gpu_groups, gpu_judgement
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import hardware, topology
+
+KNOWN = yaml.safe_load((REPOSITORY / "data" / "hardware.yml").read_text())
+TOPO = pathlib.Path(__file__).parent / "fixtures" / "topo"
+ALL_NVLINK_DOWN_TO = {(3, other): "NV17" for other in range(8) if other != 3}
+PCIE = {"links": dict.fromkeys(range(8))}
+
+
+def pairs(link, numbers=range(8)):
+    return {(i, j): link for i in numbers for j in numbers if i < j}
+
+
+def judge(name="h100x8", expected=None, learned=None, groups=(), **changes):
+    return hardware.judge(
+        hosts.facts(name, **changes), KNOWN, expected=expected, learned=learned, groups=groups, host="gpu-01"
+    )
+
+
+@pytest.mark.parametrize("name", ["h200x2", "h100x8"])
+@pytest.mark.parametrize("groups", [(), [[0, 1]]])
+def test_a_healthy_host_has_no_finding(name, groups):
+    facts = hosts.facts(name)
+    expected = {"gpus": len(facts["gpus"]), "link": "NV18", "model": facts["gpus"][0]["name"]}
+    assert hardware.judge(facts, KNOWN, expected=expected, learned=hardware.remember(facts), groups=groups) == []
+    settings = {"host": "gpu-01", "releases": [{"version": "0.26.0", "accelerator": "cu130"}], "groups": groups}
+    judged = gpu_judgement(facts, settings)
+    assert judged["findings"] == []
+    assert judged["stops"] == []
+
+
+def unit(name):
+    return f"/system.slice/{name}"
+
+
+APP = {"gpu": 2, "pid": 4711, "process_name": "python3", "used_memory": "1200"}
+XID = "NVRM: Xid (PCI:0000:{bus}:00): {code}, pid=1, name=x, text"
+
+# id, severity, what was changed on the host, what judge is told besides
+FAULTS = [
+    ("gpu-count", "error", {}, {"expected": {"gpus": 9}}),
+    ("gpu-count", "error", {}, {"expected": {"gpus": 7}}),
+    ("gpu-count", "error", {"drop": (7,)}, {"expected": {"gpus": 8}}),
+    ("gpu-model-unexpected", "error", {}, {"expected": {"model": "NVIDIA H200"}}),
+    ("gpu-memory-unexpected", "error", {}, {"expected": {"memory_mib": 1}}),
+    ("gpu-models-mixed", "warning", {"gpus": {5: {"name": "NVIDIA A100-SXM4-80GB"}}}, {}),
+    ("gpu-memory-mixed", "warning", {"gpus": {5: {"memory.total": "40960"}}}, {}),
+    ("nvlink-narrower", "error", {"cells": {(2, 3): "NV17"}}, {}),
+    ("nvlink-narrower", "error", {"cells": ALL_NVLINK_DOWN_TO, "links": {3: {4: None}}}, {}),
+    ("nvlink-missing", "error", {"cells": {(3, o): "SYS" for o in range(8) if o != 3}, "links": {3: None}}, {}),
+    ("nvlink-inactive", "error", {"links": {3: {4: None}}}, {}),
+    ("link-unexpected", "error", {}, {"expected": {"link": "NV19"}}),
+    ("acs-on-path", "error", {"name": "pcie", "acs": {"*": ["SrcValid", "ReqRedir", "CmpltRedir"]}}, {}),
+    ("fabric-not-ready", "error", {"gpus": {"*": {"fabric.state": "In Progress", "fabric.status": "N/A"}}}, {}),
+    ("fabric-not-ready", "error", {"gpus": {4: {"fabric.status": "Initialization Failed"}}}, {}),
+    ("fabric-manager-version", "error", {"manager": "580.95.05"}, {}),
+    ("fabric-manager-down", "error", {"manager_state": "inactive"}, {}),
+    (
+        "mig-tensor-parallel",
+        "error",
+        {"gpus": {0: {"mig.mode.current": "Enabled", "mig.mode.pending": "Enabled"}}},
+        {"groups": [[0, 1]]},
+    ),
+    ("mig-pending", "warning", {"gpus": {0: {"mig.mode.pending": "Enabled"}}}, {}),
+    ("pcie-width", "warning", {"gpus": {3: {"pcie.link.width.current": "8"}}}, {}),
+    (
+        "ecc-uncorrected",
+        "error",
+        {"gpus": {3: {"ecc.errors.uncorrected.volatile.total": "2", "ecc.errors.uncorrected.aggregate.total": "2"}}},
+        {},
+    ),
+    ("ecc-history", "warning", {"gpus": {3: {"ecc.errors.uncorrected.aggregate.total": "2"}}}, {}),
+    ("row-remap-failed", "error", {"gpus": {3: {"remapped_rows.failure": "Yes"}}}, {}),
+    ("row-remap-pending", "warning", {"gpus": {3: {"remapped_rows.pending": "Yes"}}}, {}),
+    ("row-remap-pending", "warning", {"gpus": {3: {"retired_pages.pending": "Yes"}}}, {}),
+    ("xid", "error", {"xid": [XID.format(bus="1b", code=79)]}, {}),
+    ("xid", "warning", {"xid": [XID.format(bus="1b", code=63)] * 3}, {}),
+    ("xid", "warning", {"xid": [XID.format(bus="1b", code=999)]}, {}),
+    ("foreign-process", "error", {"apps": [APP]}, {}),
+    ("foreign-process", "error", {"apps": [{**APP, "unit": unit("ollama.service")}]}, {"groups": [[2, 3]]}),
+    ("foreign-process", "warning", {"apps": [APP]}, {"groups": [[0, 1]]}),
+    ("persistence-off", "warning", {"gpus": {"*": {"persistence_mode": "Disabled"}}}, {}),
+    ("p2p-refused", "error", {"p2p": {"read": {(0, 1): "TNS"}, "write": {(0, 1): "TNS"}}}, {}),
+    ("p2p-refused", "warning", {"name": "pcie", "p2p": {"read": pairs("CNS"), "write": pairs("CNS")}}, {}),
+    (
+        "p2p-refused",
+        "info",
+        {
+            "name": "pcie",
+            "gpus": {"*": {"name": "NVIDIA GeForce RTX 4090"}},
+            "p2p": {"read": pairs("CNS"), "write": pairs("CNS")},
+        },
+        {},
+    ),
+    ("tensor-parallel-across-sockets", "warning", {"name": "pcie"}, {"groups": [[0, 1, 4, 5]]}),
+    ("driver-mismatch", "error", {"commands": {"modinfo -F version nvidia": "580.159.05"}}, {}),
+    ("nouveau-loaded", "error", {"nouveau": True}, {}),
+    ("topology-unreadable", "warning", {"calls": {"topo -m": "GPU0\tGPU1\nGPU0\t X \tNV18\n"}}, {}),
+]
+
+
+def facts_of(changes):
+    """The facts of a host with a fault; `name: pcie` is eight cards in two sets of four behind PCIe switches."""
+    changes = dict(changes)
+    manager, state = changes.pop("manager", None), changes.pop("manager_state", None)
+    nouveau = changes.pop("nouveau", None)
+    if changes.pop("name", "") == "pcie":
+        changes.update(PCIE)
+        changes["cells"] = {**pairs("SYS"), **pairs("PIX", range(4)), **pairs("PIX", range(4, 8))}
+        changes["gpus"] = {"*": {**changes.get("gpus", {}).get("*", {}), "fabric.state": "N/A", "fabric.status": "N/A"}}
+    facts = hosts.facts("h100x8", **changes)
+    # What the recording has in other forms on other systems is set in the facts themselves.
+    if manager:
+        facts["fabric_manager"]["installed"] = manager
+    if state:
+        facts["fabric_manager"]["state"] = state
+    if nouveau:
+        facts["nouveau"] = True
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("id_", "severity", "changes", "told"), FAULTS, ids=lambda value: value if isinstance(value, str) else None
+)
+def test_a_fault_raises_exactly_its_finding(id_, severity, changes, told):
+    found = hardware.judge(facts_of(changes), KNOWN, host="gpu-01", **told)
+    assert [(finding.id, finding.severity) for finding in found] == [(id_, severity)]
+    (finding,) = found
+    assert finding.where == "gpu-01"
+    assert len(finding.message) > 10
+    assert len(finding.fix) > 10
+
+
+def test_every_finding_has_such_a_host():
+    source = (REPOSITORY / "plugins" / "module_utils" / "hardware.py").read_text().split("# Inside")[1]
+    import re
+
+    raised = set(re.findall(r'look\.finding\(\s*"([a-z0-9-]+)"', source)) | {
+        "gpu-model-unexpected",
+        "gpu-memory-unexpected",
+    }
+    elsewhere = {"gpu-none", "gpu-lost", "gpu-tool-failed", "driver-not-loaded", "link-asymmetric", "topology-changed"}
+    assert raised == {fault[0] for fault in FAULTS} | elsewhere
+
+
+def test_the_numbers_are_in_the_message():
+    (found,) = judge(gpus={3: {"pcie.link.width.current": "8"}})
+    assert "8 PCIe lanes of 16" in found.message
+    assert "GPU3" in found.message
+    (found,) = judge(cells={(2, 3): "NV17"})
+    assert "2-3 NV17" in found.message
+    assert "NV18" in found.message
+    (found,) = judge(apps=[{**APP, "unit": unit("ollama.service")}])
+    assert "4711" in found.message
+    assert "ollama.service" in found.message
+
+
+def test_our_own_servers_are_no_foreigners():
+    assert judge(apps=[{**APP, "unit": unit("vllm@chat.0.service")}]) == []
+
+
+def test_what_an_application_did_to_itself_is_no_finding():
+    assert judge(xid=[XID.format(bus="1b", code=code) for code in (13, 31, 43, 45)]) == []
+
+
+def test_generation_at_idle_is_no_finding():
+    assert judge(gpus={"*": {"pcie.link.gen.current": "1"}}) == []
+
+
+def test_acs_does_not_matter_to_gpus_that_nvlink_joins():
+    assert judge(acs={"*": ["SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"]}) == []
+
+
+def test_a_card_that_fell_off_the_bus():
+    facts = hosts.facts("h100x8", drop=(7,))
+    facts["pci_gpus"] = hosts.facts("h100x8")["pci_gpus"]
+    (found,) = hardware.judge(facts, KNOWN)
+    assert found.id == "gpu-lost"
+    assert facts["pci_gpus"][7]["address"] in found.message
+
+
+def test_a_tool_that_fails_says_why():
+    words = "Failed to initialize NVML: Driver/library version mismatch"
+    facts = hosts.facts("h200x2", every={"out": words, "status": 18})
+    found = hardware.judge(facts, KNOWN)
+    assert [finding.id for finding in found] == ["gpu-tool-failed"]
+    assert words in found[0].message
+
+
+def test_no_gpu_is_a_finding_only_where_some_are_expected():
+    facts = hosts.facts("h200x2", drop=(0, 1), commands={"nvidia-smi": None})
+    facts.update(vendor="none", gpus=[], pci_gpus=[], error=None)
+    assert hardware.judge(facts, KNOWN) == []
+    assert [finding.id for finding in hardware.judge(facts, KNOWN, expected={"gpus": 2})] == ["gpu-none"]
+    assert hardware.summary(facts) == "no GPU"
+
+
+def test_a_card_without_a_driver():
+    facts = hosts.facts("h200x2", commands={"nvidia-smi": None})
+    facts["driver"]["loaded"] = None
+    assert "driver-not-loaded" in [finding.id for finding in hardware.judge(facts, KNOWN)]
+
+
+def test_halves_of_a_link_that_differ():
+    facts = hosts.facts("h200x2")
+    facts["topology"]["matrix"] = facts["topology"]["matrix"].replace("GPU1\tNV18", "GPU1\tSYS")
+    found = [finding.id for finding in hardware.judge(facts, KNOWN)]
+    assert found[0] == "link-asymmetric"
+
+
+def test_a_mesh_of_unequal_links_is_healthy():
+    """Eight V100s: two links here, one there, six each."""
+    for case in ("43", "45", "23", "25", "47"):
+        table = topology.read((TOPO / f"{case}.txt").read_bytes().decode())
+        assert hardware.judge_matrix(table, KNOWN) == []
+
+
+def test_one_link_less_than_its_siblings_in_a_saved_matrix():
+    table = topology.read((TOPO / "41.txt").read_text())
+    (found,) = hardware.judge_matrix(table, KNOWN)
+    assert found.id == "nvlink-narrower"
+    assert "GPU2, GPU3" in found.message
+    assert "2-3 NV17" in found.message
+
+
+def test_a_repair_is_noticed():
+    before = json.loads(json.dumps(hardware.remember(hosts.facts("h100x8"))))
+    (found,) = judge(learned=before, gpus={3: {"uuid": "GPU-ffffffff-0000-4000-8000-000000000000"}})
+    assert found.id == "topology-changed"
+    assert "uuid" in found.message
+    found = judge(learned=before, cells={(2, 3): "NV17"})
+    assert {finding.id for finding in found} == {"topology-changed", "nvlink-narrower"}
+    assert judge(learned=before) == []
+
+
+def test_the_groups_of_a_plan():
+    instance = {"env": {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "config": {"tensor-parallel-size": 2}}
+    assert gpu_groups([instance, {"env": {}, "config": {}}]) == [[0, 1], [2, 3]]
+
+
+def advice(case, groups=()):
+    facts = {**hardware.EMPTY, "topology": {"matrix": (TOPO / f"{case}.txt").read_bytes().decode(), "p2p": {}}}
+    return hardware.recommend(facts, KNOWN, groups)
+
+
+def test_pairs_with_a_bridge_are_taken_together():
+    told = advice("25")  # four A6000s, bridges 0-3 and 1-2
+    assert [group["gpus"] for group in told["sizes"][2]] == [[0, 3], [1, 2]]
+    assert {group["verdict"] for group in told["sizes"][2]} == {"good"}
+    assert told["sizes"][4][0]["verdict"] == "poor"
+    assert told["nccl"] == [
+        {"gpus": [0, 1, 2, 3], "variables": {"NCCL_P2P_LEVEL": "NVL"}, "why": told["nccl"][0]["why"]}
+    ]
+    assert "SYS" in told["nccl"][0]["why"]
+
+
+def test_groups_stay_within_a_switch():
+    told = advice("53")  # 0-3 and 4-7 behind switches, PIX and PXB
+    assert [group["gpus"] for group in told["sizes"][4]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [group["verdict"] for group in told["sizes"][4]] == ["fair", "fair"]
+    assert told["sizes"][2][0]["gpus"] == [0, 1]
+
+
+def test_nvlink_throughout_needs_nothing():
+    told = advice("65")
+    assert told["sizes"][8][0]["verdict"] == "good"
+    assert told["nccl"][0]["variables"] == {}
+
+
+def test_peer_access_is_switched_off_only_where_it_is_impossible_or_goes_wrong():
+    refused = facts_of({"name": "pcie", "p2p": {"read": pairs("CNS"), "write": pairs("CNS")}})
+    assert hardware.recommend(refused, KNOWN, [[0, 1]])["nccl"][0]["variables"] == {"NCCL_P2P_DISABLE": "1"}
+    redirected = facts_of({"name": "pcie", "acs": {"*": ["ReqRedir"]}})
+    assert hardware.recommend(redirected, KNOWN, [[0, 1]])["nccl"][0]["variables"] == {"NCCL_P2P_DISABLE": "1"}
+    healthy = facts_of({"name": "pcie"})
+    told = hardware.recommend(healthy, KNOWN, [[0, 1], [0, 1, 4, 5]])["nccl"]
+    assert [entry["variables"] for entry in told] == [{}, {"NCCL_P2P_LEVEL": "PIX"}]
+
+
+def test_every_recommended_group_is_a_partition():
+    for path in sorted(TOPO.glob("*.txt")):
+        try:
+            table = topology.read(path.read_bytes().decode())
+        except topology.Refused:
+            continue
+        for size, groups in advice(path.stem)["sizes"].items():
+            members = [gpu for group in groups for gpu in group["gpus"]]
+            assert sorted(members) == list(range(table.gpus))
+            assert {len(group["gpus"]) for group in groups} == {size}
+            worst = [max(topology.quality(link) for link in table.among(group["gpus"])) for group in groups]
+            assert worst == sorted(worst), path.stem
+
+
+def test_a_release_that_the_host_cannot_run_stops_it():
+    facts = hosts.facts("h200x2")
+    facts["driver"].update(loaded="570.124.06", installed="570.124.06")
+    settings = {"host": "gpu-01", "releases": [{"version": "0.26.0", "accelerator": "cu130"}]}
+    judged = gpu_judgement(facts, settings)
+    (stop,) = judged["stops"]
+    assert "found driver 570.124.06" in stop
+    assert "580.65.06" in stop
+    assert gpu_judgement(facts, {**settings, "accept": ["release-unfit"]})["stops"] == []
+    assert gpu_judgement(facts, {**settings, "fail_on": "never"})["stops"] == []
