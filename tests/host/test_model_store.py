@@ -55,3 +55,8 @@ def test_nothing_is_left_of_deliveries_or_refusals(host, host_name):
 def test_what_is_somebody_elses_was_not_touched(host, host_name):
     if host_name == "gpu-01":
         assert host.file(f"{STORE}/somebody-elses").mode == 0o700
+
+
+def test_one_host_was_served_by_a_user_with_sudo(host, host_name):
+    said = host.check_output("journalctl --quiet --no-pager --output=cat --identifier=sudo")
+    assert ("operator" in said) is (host_name == "gpu-01")
