@@ -111,11 +111,11 @@ def recommend(facts: Dict[str, Any], known: Dict[str, Any], groups: Sequence[Seq
     if table is None or table.gpus < 2:
         return {"sizes": {}, "nccl": []}
     look = _Look(facts, known, {}, [], "")
-    sizes: Dict[int, List[Dict[str, Any]]] = {}
+    sizes: Dict[str, List[Dict[str, Any]]] = {}
     for size in range(2, table.gpus + 1):
         if table.gpus % size == 0:
-            sizes[size] = [_group(look, group) for group in partition(table, size)]
-    wanted = [list(group) for group in groups] or [group["gpus"] for group in sizes[max(sizes)]]
+            sizes[str(size)] = [_group(look, group) for group in partition(table, size)]
+    wanted = [list(group) for group in groups] or [group["gpus"] for group in sizes[max(sizes, key=int)]]
     return {"sizes": sizes, "nccl": [_nccl(look, group) for group in wanted if len(group) > 1]}
 
 
@@ -241,6 +241,13 @@ def _driver(look: _Look) -> Iterator[Finding]:
             f"{len(facts['pci_gpus'])} NVIDIA card{'s are' if len(facts['pci_gpus']) != 1 else ' is'} on the bus and no "
             "NVIDIA driver is loaded" + (f" (installed: {installed})" if installed else ""),
             "Install the driver, or load it: modprobe nvidia; the kernel's messages say why it is not",
+        )
+    elif not look.gpus:
+        yield look.finding(
+            "gpu-tool-missing",
+            "error",
+            f"driver {loaded} is loaded, and nobody tells of its GPUs: nvidia-smi is not there, nor nvidia-ml-py",
+            f"Install the driver's user space of the same version ({loaded}), which brings nvidia-smi",
         )
 
 
@@ -759,8 +766,9 @@ def line(finding: Finding) -> str:
 
 def summary(facts: Dict[str, Any]) -> str:
     """What a host has, in one line: `8 x NVIDIA H100 80GB HBM3 (81559 MiB), driver 580.159.04, every pair NV18`."""
+    replay = f" (replay of {facts['root']})" if facts.get("root", "/") != "/" else ""
     if facts["vendor"] == "none":
-        return "no GPU"
+        return f"no GPU{replay}"
     counts = collections.Counter((gpu["name"], gpu["memory_mib"]) for gpu in facts["gpus"])
     parts = [
         f"{count} x {name}" + (f" ({memory} MiB)" if memory else "") for (name, memory), count in sorted(counts.items())
@@ -775,7 +783,7 @@ def summary(facts: Dict[str, Any]) -> str:
             if told["best"] == told["worst"]
             else f"links {told['best']} to {told['worst']}"
         )
-    return ", ".join(parts)
+    return ", ".join(parts) + replay
 
 
 def advice(recommendation: Dict[str, Any]) -> List[str]:

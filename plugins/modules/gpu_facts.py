@@ -24,6 +24,12 @@ options:
     type: str
     choices: [auto, nvml, nvidia-smi]
     default: auto
+  root:
+    description:
+      - Where sysfs, procfs and C(/etc) are looked for. Another folder than V(/) holds the files of a recorded host, and the facts
+        are that host's; commands, C(nvidia-smi) among them, are still those of this one.
+    type: path
+    default: /
 attributes:
   check_mode: {support: full, description: Only looks.}
   diff_mode: {support: none, description: Changes nothing.}
@@ -37,6 +43,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+root:
+  description: Where was looked; another folder than V(/) means that this is the replay of a recording.
+  type: str
+  returned: success
 vendor:
   description: V(nvidia), V(amd) or V(none); what the PCI bus says, with or without a driver.
   type: str
@@ -181,13 +191,22 @@ def main():
     """Look, and return."""
     sources = ["auto", "nvml", "nvidia-smi"]
     module = AnsibleModule(
-        argument_spec={"source": {"type": "str", "choices": sources, "default": "auto"}}, supports_check_mode=True
+        argument_spec={
+            "source": {"type": "str", "choices": sources, "default": "auto"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
     )
     try:
         import pynvml
     except Exception:  # a pynvml that does not load is none, whatever it raises
         pynvml = None
-    module.exit_json(changed=False, **gpu_facts.gather(gpu_facts.command, nvml=pynvml, source=module.params["source"]))
+    root, source = module.params["root"], module.params["source"]
+    module.exit_json(
+        changed=False,
+        root=root,
+        **gpu_facts.gather(gpu_facts.command, root=root, nvml=pynvml, source=source),
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ input refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,6 +96,139 @@ def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> No
             for host, count in differ.items()
         ]
     _finish(outcome, json_, "everything is as it should be")
+
+
+def _saved(source: Path) -> str:
+    """The text of a saved matrix, - for standard input."""
+    try:
+        return sys.stdin.read() if str(source) == "-" else source.read_bytes().decode(errors="replace")
+    except OSError as error:
+        typer.echo(f"{source}: {error.strerror}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _seen(source: Path, as_json: bool) -> dict[str, Any]:
+    """What a saved file tells of a host, judged: the matrix of topo -m, or the result of module gpu_facts as JSON."""
+    from gpu_fleet.domain import data, module_util
+
+    topology, hardware = module_util("topology"), module_util("hardware")
+    text, known = _saved(source), data("hardware")
+    facts = _facts_of(text)
+    if facts is not None:
+        return {
+            "of": facts,
+            "findings": [hardware.as_dict(found) for found in hardware.judge(facts, known, host=str(source))],
+            "recommendation": hardware.recommend(facts, known),
+        }
+    try:
+        table = topology.read(text)
+    except topology.Refused as refused:
+        answer: dict[str, Any] = {"refused": refused.reason, "kind": refused.kind}
+        if refused.kind == "amd_rocm_smi":
+            with contextlib.suppress(topology.Refused):
+                answer.update(topology.read_amd(text))
+        typer.echo(json.dumps(answer, indent=1) if as_json else f"{source}: {refused.reason}", err=not as_json)
+        raise typer.Exit(2) from refused
+    return {
+        "of": table,
+        "findings": [hardware.as_dict(found) for found in hardware.judge_matrix(table, known)],
+        "recommendation": hardware.recommend({**hardware.EMPTY, "topology": {"matrix": text, "p2p": {}}}, known),
+    }
+
+
+def _facts_of(text: str) -> dict[str, Any] | None:
+    """The facts of a host, if the text is the JSON that gpu_facts returned."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return None
+    return facts if {"gpus", "topology", "driver"} <= set(facts) else None
+
+
+@app.command()
+def topology(
+    *,
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Ask the GPU hosts of this inventory.")
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="A saved `nvidia-smi topo -m`, or a saved result of gpu_facts; - reads standard input."
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Draw the host into this file; for several hosts each name is added to the file's."),
+    ] = None,
+    limit: Limit = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Keep what each host has, to compare with later.")] = False,
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure every pair of GPUs, too.")] = False,
+    json_: Json = False,
+) -> None:
+    """GPUs, links and what is wrong with them. Exit status 0 all well, 1 something was found, 2 refused."""
+    from gpu_fleet import picture
+
+    if (inventory is None) == (source is None):
+        typer.echo("give an inventory (-i) or a saved file (--from), one of them", err=True)
+        raise typer.Exit(2)
+    failed, hosts = 0, {}
+    if source is not None:
+        hosts = {str(source): _seen(source, json_)}
+    else:
+        variables = {"gpu_topology_fail_on": "never", "gpu_topology_learn": learn, "gpu_topology_bandwidth": bandwidth}
+        outcome = _run("topology", inventory, json_, limit=limit, variables=variables)
+        if outcome.exit_status:
+            _finish(outcome, json_, "")
+        hosts = {
+            name: {"of": told["facts"], "findings": told["findings"], "recommendation": told["recommendation"]}
+            for name, told in sorted(outcome.hosts.items())
+        }
+    answer = {}
+    for name, told in hosts.items():
+        drawn = picture.describe(
+            told["of"], findings=[{**found, "message": found["evidence"]} for found in told["findings"]]
+        )
+        answer[name] = {
+            **picture.as_json(drawn),
+            "findings": told["findings"],
+            "recommendation": told["recommendation"],
+        }
+        failed |= any(found["severity"] != "info" for found in told["findings"])
+        if svg is not None:
+            into = svg if len(hosts) == 1 else svg.with_name(f"{svg.stem}-{name}{svg.suffix}")
+            _write(into, picture.svg(drawn))
+        if not json_:
+            _show(name, told)
+    if json_:
+        typer.echo(json.dumps(answer[str(source)] if source is not None else answer, indent=1))
+    raise typer.Exit(1 if failed else 0)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        typer.echo(f"{path}: {error.strerror}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _show(name: str, told: dict[str, Any]) -> None:
+    """One host in the terminal: its table, what was found, which GPUs belong together."""
+    from rich.console import Console
+
+    from gpu_fleet import picture
+    from gpu_fleet.domain import module_util
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{name}[/bold]")
+    console.print(picture.table(picture.describe(told["of"])))
+    for found in told["findings"]:
+        console.print(f"{found['severity']} {found['id']}: {found['evidence']}. {found['remedy']}", markup=False)
+    for text in module_util("hardware").advice(told["recommendation"]):
+        console.print(text, markup=False)
 
 
 if __name__ == "__main__":

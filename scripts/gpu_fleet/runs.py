@@ -43,6 +43,7 @@ class Outcome:
     unreachable: list[str] = field(default_factory=list)
     plan: dict[str, Any] | None = None
     summary: list[str] = field(default_factory=list)
+    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)  # what role gpu_topology published, by host
 
     @property
     def exit_status(self) -> int:
@@ -59,6 +60,7 @@ class Outcome:
             "unreachable": self.unreachable,
             "summary": self.summary,
             "plan": self.plan,
+            "hosts": self.hosts,
         }
 
 
@@ -70,6 +72,10 @@ def _read(outcome: Outcome, event: dict[str, Any]) -> None:
     if event["event"] == "runner_on_ok" and action.endswith(PLAN_TASK):
         outcome.plan = result.get("ansible_facts", {}).get(PLAN_TASK)
         outcome.summary = result.get("summary", [])
+    elif event["event"] == "runner_on_ok" and "gpu_topology_facts" in (result.get("ansible_facts") or {}):
+        outcome.hosts[told["host"]] = {
+            key: result["ansible_facts"][f"gpu_topology_{key}"] for key in ("facts", "findings", "recommendation")
+        }
     elif event["event"] == "runner_on_failed" and not told.get("ignore_errors"):
         outcome.failures.append(Failure(told["host"], told.get("task", ""), str(result.get("msg", ""))))
         outcome.refused = outcome.refused or action.endswith(PLAN_TASK)

@@ -62,5 +62,6 @@ def test_the_mirrors_release_is_the_same(host, host_name, release):
     if host_name != "gpu-01":
         assert not host.file("/opt/mirrored").exists
         return
+    assert "GET /torch/" in host.file("/srv/mirror.log").content_string  # from the mirror, over HTTP
     mirrored = release.replace(ROOT, "/opt/mirrored/releases")
     assert host.check_output(f"env PYTHONDONTWRITEBYTECODE=1 {mirrored}/bin/vllm") == "0.32.0+cpu"

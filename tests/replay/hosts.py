@@ -41,11 +41,11 @@ def facts(name, *, source="auto", nvml=None, **changes):
     return replay(recording(name, **changes), source=source, nvml=nvml)
 
 
-def replay(recorded, *, source="auto", nvml=None):
-    """The facts that a recording gives, gathered by the very code of the module."""
+def replay(recorded, *, source="auto", nvml=None, run=None):
+    """The facts that a recording gives, gathered by the very code of the module. `run` may stand in for `runner`'s."""
     with tempfile.TemporaryDirectory() as folder:
         lay_out(recorded, folder)
-        return gpu_facts.gather(runner(recorded), root=folder, nvml=nvml, source=source)
+        return gpu_facts.gather(run or runner(recorded), root=folder, nvml=nvml, source=source)
 
 
 def recording(
@@ -240,3 +240,18 @@ def _without(line, gone, left):
 
 def _below(path, addresses):
     return any(part in addresses for part in path.split("/"))
+
+
+def main():
+    """`python hosts.py RECORDING FOLDER`: lay a recorded host out for a test host, FOLDER/root and FOLDER/bin."""
+    import sys
+
+    recorded, folder = recording(sys.argv[1]), Path(sys.argv[2])
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "bin").mkdir(parents=True)
+    lay_out(recorded, folder / "root")
+    install(recorded, folder / "bin")
+
+
+if __name__ == "__main__":
+    main()

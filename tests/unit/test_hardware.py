@@ -154,7 +154,15 @@ def test_every_finding_has_such_a_host():
         "gpu-model-unexpected",
         "gpu-memory-unexpected",
     }
-    elsewhere = {"gpu-none", "gpu-lost", "gpu-tool-failed", "driver-not-loaded", "link-asymmetric", "topology-changed"}
+    elsewhere = {
+        "gpu-none",
+        "gpu-lost",
+        "gpu-tool-failed",
+        "gpu-tool-missing",
+        "driver-not-loaded",
+        "link-asymmetric",
+        "topology-changed",
+    }
     assert raised == {fault[0] for fault in FAULTS} | elsewhere
 
 
@@ -212,8 +220,9 @@ def test_no_gpu_is_a_finding_only_where_some_are_expected():
 
 def test_a_card_without_a_driver():
     facts = hosts.facts("h200x2", commands={"nvidia-smi": None})
+    assert [finding.id for finding in hardware.judge(facts, KNOWN)] == ["gpu-tool-missing"]
     facts["driver"]["loaded"] = None
-    assert "driver-not-loaded" in [finding.id for finding in hardware.judge(facts, KNOWN)]
+    assert [finding.id for finding in hardware.judge(facts, KNOWN)] == ["driver-not-loaded"]
 
 
 def test_halves_of_a_link_that_differ():
@@ -260,9 +269,9 @@ def advice(case, groups=()):
 
 def test_pairs_with_a_bridge_are_taken_together():
     told = advice("25")  # four A6000s, bridges 0-3 and 1-2
-    assert [group["gpus"] for group in told["sizes"][2]] == [[0, 3], [1, 2]]
-    assert {group["verdict"] for group in told["sizes"][2]} == {"good"}
-    assert told["sizes"][4][0]["verdict"] == "poor"
+    assert [group["gpus"] for group in told["sizes"]["2"]] == [[0, 3], [1, 2]]
+    assert {group["verdict"] for group in told["sizes"]["2"]} == {"good"}
+    assert told["sizes"]["4"][0]["verdict"] == "poor"
     assert told["nccl"] == [
         {"gpus": [0, 1, 2, 3], "variables": {"NCCL_P2P_LEVEL": "NVL"}, "why": told["nccl"][0]["why"]}
     ]
@@ -271,14 +280,14 @@ def test_pairs_with_a_bridge_are_taken_together():
 
 def test_groups_stay_within_a_switch():
     told = advice("53")  # 0-3 and 4-7 behind switches, PIX and PXB
-    assert [group["gpus"] for group in told["sizes"][4]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [group["verdict"] for group in told["sizes"][4]] == ["fair", "fair"]
-    assert told["sizes"][2][0]["gpus"] == [0, 1]
+    assert [group["gpus"] for group in told["sizes"]["4"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [group["verdict"] for group in told["sizes"]["4"]] == ["fair", "fair"]
+    assert told["sizes"]["2"][0]["gpus"] == [0, 1]
 
 
 def test_nvlink_throughout_needs_nothing():
     told = advice("65")
-    assert told["sizes"][8][0]["verdict"] == "good"
+    assert told["sizes"]["8"][0]["verdict"] == "good"
     assert told["nccl"][0]["variables"] == {}
 
 
@@ -301,7 +310,7 @@ def test_every_recommended_group_is_a_partition():
         for size, groups in advice(path.stem)["sizes"].items():
             members = [gpu for group in groups for gpu in group["gpus"]]
             assert sorted(members) == list(range(table.gpus))
-            assert {len(group["gpus"]) for group in groups} == {size}
+            assert {len(group["gpus"]) for group in groups} == {int(size)}
             worst = [max(topology.quality(link) for link in table.among(group["gpus"])) for group in groups]
             assert worst == sorted(worst), path.stem
 
