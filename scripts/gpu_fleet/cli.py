@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -115,11 +115,14 @@ def _seen(source: Path, as_json: bool) -> dict[str, Any]:
     text, known = _saved(source), data("hardware")
     facts = _facts_of(text)
     if facts is not None:
-        return {
-            "of": facts,
-            "findings": [hardware.as_dict(found) for found in hardware.judge(facts, known, host=str(source))],
-            "recommendation": hardware.recommend(facts, known),
-        }
+        try:
+            return {
+                "of": facts,
+                "findings": [hardware.as_dict(found) for found in hardware.judge(facts, known, host=str(source))],
+                "recommendation": hardware.recommend(facts, known),
+            }
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            _refuse(source, {"refused": f"this is no whole result of gpu_facts: {error!r}", "kind": "none"}, as_json)
     try:
         table = topology.read(text)
     except topology.Refused as refused:
@@ -127,13 +130,31 @@ def _seen(source: Path, as_json: bool) -> dict[str, Any]:
         if refused.kind == "amd_rocm_smi":
             with contextlib.suppress(topology.Refused):
                 answer.update(topology.read_amd(text))
-        typer.echo(json.dumps(answer, indent=1) if as_json else f"{source}: {refused.reason}", err=not as_json)
-        raise typer.Exit(2) from refused
+        _refuse(source, answer, as_json)
     return {
         "of": table,
         "findings": [hardware.as_dict(found) for found in hardware.judge_matrix(table, known)],
         "recommendation": hardware.recommend({**hardware.EMPTY, "topology": {"matrix": text, "p2p": {}}}, known),
     }
+
+
+def _refuse(source: Path, answer: dict[str, Any], as_json: bool) -> NoReturn:
+    """Say why a saved file is not taken, and leave with 2."""
+    typer.echo(json.dumps(answer, indent=1) if as_json else f"{source}: {answer['refused']}", err=not as_json)
+    raise typer.Exit(2)
+
+
+def _drawn(told: dict[str, Any], marked: bool) -> Any:
+    """The picture of a host; without links where its table cannot be read, which the findings say."""
+    from gpu_fleet import picture
+    from gpu_fleet.domain import module_util
+
+    findings = [{**found, "message": found["evidence"]} for found in told["findings"]] if marked else []
+    try:
+        return picture.describe(told["of"], findings=findings)
+    except module_util("topology").Refused:
+        facts = {**told["of"], "topology": {**told["of"]["topology"], "matrix": None}}
+        return picture.describe(facts, findings=findings)
 
 
 def _facts_of(text: str) -> dict[str, Any] | None:
@@ -188,9 +209,7 @@ def topology(
         }
     answer = {}
     for name, told in hosts.items():
-        drawn = picture.describe(
-            told["of"], findings=[{**found, "message": found["evidence"]} for found in told["findings"]]
-        )
+        drawn = _drawn(told, marked=True)
         answer[name] = {
             **picture.as_json(drawn),
             "findings": told["findings"],
@@ -224,7 +243,7 @@ def _show(name: str, told: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]")
-    console.print(picture.table(picture.describe(told["of"])))
+    console.print(picture.table(_drawn(told, marked=False)))
     for found in told["findings"]:
         console.print(f"{found['severity']} {found['id']}: {found['evidence']}. {found['remedy']}", markup=False)
     for text in module_util("hardware").advice(told["recommendation"]):
