@@ -71,23 +71,30 @@ class ActionModule(ActionBase):
             name = _check(item)
             if name in found:
                 raise models.ModelError(f"two models are called {name}; each needs a name of its own")
-            root, said = self._source(name, item)
-            content = models.choose(name, _paths(root), self._allow_pickle())
-            manifest = cache.digests(root, content.files)
+            root, said, absent = self._source(name, item)
+            content = models.choose(name, [*_paths(root), *absent], self._allow_pickle())
+            manifest = cache.digests(root, [path for path in content.files if path not in absent]) | absent
             _check_sums(name, root, manifest)
             found[name] = (root, manifest)
             notes += [note for note in dict.fromkeys(said + content.notes) if note not in notes]
         return found, notes
 
-    def _source(self, name: str, item: dict[str, Any]) -> tuple[Path, list[str]]:
+    def _source(self, name: str, item: dict[str, Any]) -> tuple[Path, list[str], models.Manifest]:
+        """Folder, notes, and the files that check mode leaves at the hub."""
         if item.get("hub"):
-            return hub.fetch(name, str(item["hub"]), str(item.get("revision") or ""), self._allow_pickle())
+            return hub.fetch(
+                name,
+                str(item["hub"]),
+                str(item.get("revision") or ""),
+                self._allow_pickle(),
+                look=self._task.check_mode,
+            )
         root = Path(str(item["folder"])).expanduser()
         if not root.is_absolute():
             root = Path(self._loader.get_basedir()) / root
         if not root.is_dir():
             raise models.ModelError(f"model {name}: the controller has no folder {root}")
-        return root, []
+        return root, [], {}
 
     def _allow_pickle(self) -> bool:
         return str(self._task.args.get("allow_pickle", False)).lower() in ("true", "yes", "1", "on")

@@ -73,10 +73,16 @@ def token() -> str | None:
         return None
 
 
-def fetch(name: str, repository: str, revision: str, allow_pickle: bool) -> tuple[Path, list[str]]:
-    """The folder with the repository's files at that revision, and notes. Raises ModelError.
+Manifest = dict[str, dict]  # path to size and sha256, as cache.digests gives it
 
-    Kept under gpu_fleet/models/hub of the cache; whole files are not fetched twice, a partial one is continued.
+
+def fetch(
+    name: str, repository: str, revision: str, allow_pickle: bool, look: bool = False
+) -> tuple[Path, list[str], Manifest]:
+    """The folder with the repository's files at that revision, notes, and what was not fetched. Raises ModelError.
+
+    Kept under gpu_fleet/models/hub of the cache; whole files are not fetched twice, a partial one is continued. `look`,
+    for check mode: big files stay where they are, since the hub tells their digests; only then something is not fetched.
     """
     _check(name, repository, revision)
     target = cache.folder("models", "hub", repository.replace("/", "--"), revision)
@@ -84,6 +90,8 @@ def fetch(name: str, repository: str, revision: str, allow_pickle: bool) -> tupl
         remote = {item.path: item for item in _listing(name, repository, revision, target)}
         content = choose(name, list(remote), allow_pickle)
         wanted = [item for path, item in remote.items() if path in content.files and not _is_whole(target / path, item)]
+        left = {item.path: {"size": item.size, "sha256": item.sha256} for item in wanted if look and item.sha256}
+        wanted = [item for item in wanted if item.path not in left]
         missing = sum(item.size for item in wanted)
         free = shutil.disk_usage(target).free
         if missing > free:
@@ -93,7 +101,7 @@ def fetch(name: str, repository: str, revision: str, allow_pickle: bool) -> tupl
         with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
             for _done in pool.map(lambda item: _download(name, repository, revision, target, item), wanted):
                 pass
-    return target, content.notes
+    return target, content.notes, left
 
 
 def _check(name: str, repository: str, revision: str) -> None:

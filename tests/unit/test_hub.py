@@ -89,7 +89,18 @@ def environment(monkeypatch, tmp_path, server):
 
 
 def fetch():
-    return hub.fetch("chat", "org/model", REVISION, False)
+    return hub.fetch("chat", "org/model", REVISION, False)[:2]
+
+
+def test_a_look_leaves_the_weights_at_the_hub_and_knows_their_digest(server):
+    folder, _notes, absent = hub.fetch("chat", "org/model", REVISION, False, look=True)
+    weights = FILES["model.safetensors"]
+    assert absent == {"model.safetensors": {"size": len(weights), "sha256": hashlib.sha256(weights).hexdigest()}}
+    assert not (folder / "model.safetensors").exists()
+    assert (folder / "config.json").read_bytes() == b"{}"
+    assert not any("model.safetensors" in path for path, _range, _token in server.asked)
+    fetch()
+    assert hub.fetch("chat", "org/model", REVISION, False, look=True)[2] == {}
 
 
 def test_files_come_once_and_pickles_do_not(server):
