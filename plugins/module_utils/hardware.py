@@ -18,6 +18,60 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Fin
 
 SEVERITIES = ("error", "warning", "info")
 EXPECTATIONS = ("gpus", "link", "model", "memory_mib")
+# Every finding about a GPU host: how grave it can be, and what it means. docs/findings.md is written from this.
+FINDINGS: Dict[str, Tuple[str, str]] = {
+    "gpu-none": ("error", "GPUs are expected and none is on the PCI bus"),
+    "gpu-lost": ("error", "a card is on the PCI bus and the driver does not answer for it"),
+    "gpu-count": ("error", "more or fewer GPUs than expected"),
+    "gpu-model-unexpected": ("error", "a GPU of another model than expected"),
+    "gpu-memory-unexpected": ("error", "a GPU with more or less memory than expected"),
+    "gpu-models-mixed": ("warning", "GPUs of several models on one host"),
+    "gpu-memory-mixed": ("warning", "GPUs of one model with different memory"),
+    "gpu-tool-failed": ("error", "nvidia-smi or NVML fails, often since driver and libraries differ in version"),
+    "gpu-tool-missing": ("error", "the driver is loaded and nvidia-smi is not there"),
+    "driver-mismatch": ("error", "the driver that is loaded is not the one that is installed"),
+    "driver-not-loaded": ("error", "NVIDIA cards are there and no NVIDIA driver is loaded"),
+    "nouveau-loaded": ("error", "the kernel module nouveau holds the cards"),
+    "topology-unreadable": ("warning", "the table of links cannot be read for certain; links were not judged"),
+    "topology-changed": ("warning", "cards or links differ from what was learned"),
+    "link-asymmetric": ("error", "two GPUs see each other over different links"),
+    "link-unexpected": ("error", "pairs of GPUs are joined by less than expected"),
+    "nvlink-missing": ("error with NVSwitches, else warning", "a GPU has no NVLink while others of its model do"),
+    "nvlink-narrower": ("error", "a GPU has fewer NVLinks than others of its model"),
+    "nvlink-inactive": ("error", "some NVLinks of a GPU are down"),
+    "p2p-refused": (
+        "error over NVLink, info on boards that never have it, else warning",
+        "the driver allows no peer access between two GPUs; traffic goes through the host's memory",
+    ),
+    "acs-on-path": (
+        "error",
+        "access control on PCI bridges sends peer traffic up to the root complex: slow, or it hangs",
+    ),
+    "fabric-not-ready": ("error", "the NVLink fabric is not Completed and Success"),
+    "fabric-manager-down": ("error", "NVSwitches are there and the Fabric Manager does not run"),
+    "fabric-manager-version": ("error", "Fabric Manager and driver differ in version"),
+    "mig-tensor-parallel": ("error", "MIG is on where a service spreads over several GPUs"),
+    "mig-pending": ("warning", "a change of MIG waits for a reset"),
+    "pcie-width": (
+        "warning",
+        "a card has fewer PCIe lanes than it could; the generation is not judged, it drops at idle",
+    ),
+    "ecc-uncorrected": ("error", "uncorrected memory errors since the driver was loaded"),
+    "ecc-history": ("warning", "uncorrected memory errors earlier in the card's life"),
+    "row-remap-failed": ("error", "a bad memory row could not be replaced by a spare one"),
+    "row-remap-pending": ("warning", "a spare memory row waits for a reset"),
+    "xid": ("by its code, data/hardware.yml", "the driver reported errors since boot"),
+    "foreign-process": ("error on GPUs that are to serve, else warning", "a process of somebody else uses a GPU"),
+    "persistence-off": ("warning", "the driver unloads when the last process ends"),
+    "tensor-parallel-across-sockets": ("warning", "a tensor-parallel group has pairs joined across NUMA nodes only"),
+    "release-unfit": ("error", "driver, GPUs or glibc cannot run the vLLM release that is to run here"),
+    "release-none": ("warning", "no known vLLM release runs here"),
+    "bandwidth-refused": ("error", "the bandwidth proof did not start"),
+    "bandwidth-low": ("warning", "a pair of GPUs is slower than the floor of its link, data/links.yml"),
+    "bandwidth-hung": ("error", "traffic between two GPUs hangs"),
+    "bandwidth-corrupt": ("error", "data between two GPUs arrives wrong"),
+    "bandwidth-failed": ("error", "traffic between two GPUs ends with an error"),
+}
 # A host of which nothing is known, in the shape of gpu_facts.
 EMPTY: Dict[str, Any] = {
     "vendor": "nvidia",

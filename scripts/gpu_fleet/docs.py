@@ -103,6 +103,20 @@ def inventory() -> str:
     )
 
 
+def findings() -> str:
+    sys.path.insert(0, str(ROOT / "collections"))
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils.hardware import FINDINGS
+
+    rows = [[f"`{name}`", severity, cell(meaning)] for name, (severity, meaning) in FINDINGS.items()]
+    return (
+        NOTE.format(source="plugins/module_utils/hardware.py")
+        + "# Findings about GPU hosts\n\n"
+        + "Each comes with its evidence and a remedy. An error stops the host before anything is changed on it (`gpu_topology_fail_on`); "
+        + "what is known and wanted is named in `gpu_topology_accept`. A healthy host has none.\n\n"
+        + table(["finding", "severity", "meaning"], rows)
+    )
+
+
 def releases() -> str:
     known = yaml.safe_load((ROOT / "data/versions.yml").read_text())
     locks = sorted(path.name for path in (ROOT / "locks").glob("*.lock"))
@@ -171,6 +185,7 @@ def documents() -> dict[pathlib.Path, str]:
         ROOT / "docs/services.md": services(),
         ROOT / "docs/inventory.md": inventory(),
         ROOT / "docs/releases.md": releases(),
+        ROOT / "docs/findings.md": findings(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 
 import pytest
@@ -146,24 +147,24 @@ def test_a_fault_raises_exactly_its_finding(id_, severity, changes, told):
     assert len(finding.fix) > 10
 
 
-def test_every_finding_has_such_a_host():
-    source = (REPOSITORY / "plugins" / "module_utils" / "hardware.py").read_text().split("# Inside")[1]
-    import re
+def test_every_finding_is_documented_and_has_such_a_host():
+    """Elsewhere: raised by a test of its own below, or by tests of compatibility and bandwidth."""
+    source = "".join(
+        (REPOSITORY / "plugins" / "module_utils" / f"{name}.py").read_text()
+        for name in ("hardware", "compatibility", "bandwidth")
+    )
+    raised = set(re.findall(r'(?:look\.finding|Finding)\(\s*"([a-z0-9-]+)"', source))
+    raised |= {"gpu-model-unexpected", "gpu-memory-unexpected"}
+    raised |= {f"bandwidth-{state}" for state in ("corrupt", "hung", "failed", "low")}
+    assert raised == set(hardware.FINDINGS)
+    elsewhere = {"gpu-none", "gpu-lost", "gpu-tool-failed", "gpu-tool-missing", "driver-not-loaded", "link-asymmetric"}
+    elsewhere |= {"topology-changed", "release-unfit", "release-none"}
+    assert {id_ for id_ in raised if not id_.startswith("bandwidth-")} == {fault[0] for fault in FAULTS} | elsewhere
 
-    raised = set(re.findall(r'look\.finding\(\s*"([a-z0-9-]+)"', source)) | {
-        "gpu-model-unexpected",
-        "gpu-memory-unexpected",
-    }
-    elsewhere = {
-        "gpu-none",
-        "gpu-lost",
-        "gpu-tool-failed",
-        "gpu-tool-missing",
-        "driver-not-loaded",
-        "link-asymmetric",
-        "topology-changed",
-    }
-    assert raised == {fault[0] for fault in FAULTS} | elsewhere
+
+def test_a_host_that_runs_no_release():
+    facts = hosts.facts("h200x2", gpus={"*": {"compute_cap": "6.0"}})
+    assert [found["id"] for found in gpu_judgement(facts, {})["findings"]] == ["release-none"]
 
 
 def test_the_numbers_are_in_the_message():
