@@ -63,8 +63,9 @@ def findings(
     Wrong data, a hang and a failure are errors, a rate below the floor is a warning.
     """
     if "refused" in measured:
-        fix = "Stop what uses the GPUs, or leave the proof out: gpu_topology_bandwidth: false"
-        return [Finding("bandwidth-refused", where, f"the bandwidth proof did not start: {measured['refused']}", fix)]
+        why = str(measured["refused"]).rstrip(".")
+        fix = "Mend that, or leave the proof out: gpu_topology_bandwidth: false"
+        return [Finding("bandwidth-refused", where, f"the bandwidth proof did not start: {why}", fix)]
     found = []
     for entry in judge(measured, links, facts, floors):
         if entry["ok"] is not False:
