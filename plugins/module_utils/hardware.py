@@ -48,6 +48,7 @@ FINDINGS: Dict[str, Tuple[str, str]] = {
         "access control on PCI bridges sends peer traffic up to the root complex: slow, or it hangs",
     ),
     "fabric-not-ready": ("error", "the NVLink fabric is not Completed and Success"),
+    "fabric-unhealthy": ("error, or warning for limited capacity", "the driver reports the NVLink fabric as unhealthy"),
     "fabric-manager-down": ("error", "NVSwitches are there and the Fabric Manager does not run"),
     "fabric-manager-version": ("error", "Fabric Manager and driver differ in version"),
     "mig-tensor-parallel": ("error", "MIG is on where a service spreads over several GPUs"),
@@ -548,9 +549,18 @@ def _fabric(look: _Look) -> Iterator[Finding]:
             f"{first['status'] or 'not told'}; it must be Completed and Success",
             "Start nvidia-fabricmanager and look at its log; CUDA fails with error 802 until then",
         )
+    for words, severity in (("Unhealthy", "error"), ("Limited Capacity", "warning")):
+        ill = [gpu["index"] for gpu in look.gpus if gpu["fabric"].get("health") == words]
+        if ill:
+            yield look.finding(
+                "fabric-unhealthy",
+                severity,
+                f"the driver calls the NVLink fabric of {_list(ill)} {words}",
+                "nvidia-smi -q shows under Fabric, Health which part; reset the GPUs or reboot, then have it repaired",
+            )
     if not switches:
         return
-    if manager["state"] != "active":
+    if manager["state"] not in ("active", None):
         yield look.finding(
             "fabric-manager-down",
             "error",

@@ -69,6 +69,8 @@ FAULTS = [
     ("acs-on-path", "error", {"name": "pcie", "acs": {"*": ["SrcValid", "ReqRedir", "CmpltRedir"]}}, {}),
     ("fabric-not-ready", "error", {"gpus": {"*": {"fabric.state": "In Progress", "fabric.status": "N/A"}}}, {}),
     ("fabric-not-ready", "error", {"gpus": {4: {"fabric.status": "Initialization Failed"}}}, {}),
+    ("fabric-unhealthy", "error", {"health": "Unhealthy"}, {}),
+    ("fabric-unhealthy", "warning", {"health": "Limited Capacity"}, {}),
     ("fabric-manager-version", "error", {"manager": "580.95.05"}, {}),
     ("fabric-manager-down", "error", {"manager_state": "inactive"}, {}),
     (
@@ -119,7 +121,7 @@ def facts_of(changes):
     """The facts of a host with a fault; `name: pcie` is eight cards in two sets of four behind PCIe switches."""
     changes = dict(changes)
     manager, state = changes.pop("manager", None), changes.pop("manager_state", None)
-    nouveau = changes.pop("nouveau", None)
+    nouveau, health = changes.pop("nouveau", None), changes.pop("health", None)
     if changes.pop("name", "") == "pcie":
         changes.update(PCIE)
         changes["cells"] = {**pairs("SYS"), **pairs("PIX", range(4)), **pairs("PIX", range(4, 8))}
@@ -130,6 +132,8 @@ def facts_of(changes):
         facts["fabric_manager"]["installed"] = manager
     if state:
         facts["fabric_manager"]["state"] = state
+    if health:
+        facts["gpus"][5]["fabric"]["health"] = health
     if nouveau:
         facts["nouveau"] = True
     return facts
@@ -189,6 +193,16 @@ def test_what_an_application_did_to_itself_is_no_finding():
 
 def test_generation_at_idle_is_no_finding():
     assert judge(gpus={"*": {"pcie.link.gen.current": "1"}}) == []
+
+
+def test_what_nobody_could_tell_is_no_finding():
+    facts = hosts.facts("h100x8")
+    facts["fabric_manager"].update(state=None, installed=None)
+    for gpu in facts["gpus"]:
+        gpu.update(persistence=None, fabric=dict.fromkeys(gpu["fabric"]), ecc=dict.fromkeys(gpu["ecc"]))
+        gpu.update(pcie=dict.fromkeys(gpu["pcie"]), mig=dict.fromkeys(gpu["mig"]), nvlinks=[], bridges=[])
+        gpu.update(remapped_rows=dict.fromkeys(gpu["remapped_rows"]), retired_pages_pending=None)
+    assert hardware.judge(facts, KNOWN) == []
 
 
 def test_acs_does_not_matter_to_gpus_that_nvlink_joins():
