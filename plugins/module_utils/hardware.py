@@ -144,6 +144,7 @@ def remember(facts: Dict[str, Any]) -> Dict[str, Any]:
                 "uuid": gpu["uuid"],
                 "pci_address": gpu["pci_address"],
                 "memory_mib": gpu["memory_mib"],
+                "compute_capability": gpu["compute_capability"],
                 "mig": gpu["mig"]["current"],
                 "pcie_width": gpu["pcie"]["width_max"],
             }
