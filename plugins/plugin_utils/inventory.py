@@ -25,6 +25,9 @@ FACTS = (
     "vllm_runtime_other_releases",
     "nccl_chosen_interface",
     "nccl_chosen_settings",
+    "gpu_topology_facts",
+    "gpu_topology_findings",
+    "gpu_topology_recommendation",
     "host_limits_effective",
     "model_store_digests",
 )
