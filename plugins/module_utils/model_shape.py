@@ -12,10 +12,10 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-FULL, SLIDING, CHUNKED, MLA, MAMBA, NONE = "full", "sliding", "chunked", "mla", "mamba", "none"
+FULL, SLIDING, CHUNKED, MLA, MAMBA = "full", "sliding", "chunked", "mla", "mamba"
 
 
 class Unknown(Exception):
@@ -28,29 +28,29 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer keeps for each token (or, mamba, for each request). kv_heads are the whole model's."""
+    """What one layer keeps for each token, or (mamba) for each request. Heads are the whole model's."""
 
     kind: str
     kv_heads: int = 0
-    head_dim: int = 0
+    head_dim: int = 0  # of mla: the latent and the rotary part together
     head_dim_v: int = 0
     window: int = 0  # tokens that a sliding or chunked layer looks back
 
 
 @dataclass(frozen=True)
 class State:
-    """The constant state of a mamba or linear-attention layer, before it is split over GPUs."""
+    """The constant state of a mamba or linear-attention layer, before it is divided over GPUs."""
 
-    kind: str  # mamba1 | mamba2 | gated_delta_net | short_conv | linear
-    channels: int = 0  # width of the convolution without groups
+    kind: str  # mamba1 | mamba2 | gated_delta_net | short_conv
+    inner: int  # channels, or heads x head_dim
+    conv_kernel: int
+    size: int = 0  # of the state of one channel (mamba1) or head
     heads: int = 0
     head_dim: int = 0
-    state: int = 0
     groups: int = 0
-    conv_kernel: int = 0
     key_heads: int = 0
     key_dim: int = 0
-    dtype: str = "auto"  # of the recurrent state
+    dtype: str = "auto"  # of the recurrent part; auto: the model's
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Shape:
-    """A model as far as memory is concerned. Numbers are the whole model's, before it is split."""
+    """A model as far as memory is concerned. Numbers are the whole model's, before it is divided."""
 
     architecture: str
     model_type: str
@@ -78,14 +78,14 @@ class Shape:
     vocab: int
     max_positions: Optional[int]
     dtype: Optional[str]
-    kv_layers: Tuple[Layer, ...]
+    kv_layers: Tuple[Tuple[Layer, ...], ...]  # what each layer keeps; () where it keeps nothing
+    feed_forward: Tuple[str, ...]  # of each layer: dense, experts, or "" where it has none
     tied: bool = False
+    gated: bool = True  # the feed-forward block has a gate beside its first matrix
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
-    shared_expert_intermediate: int = 0
-    dense_layers: int = 0  # of a model with experts: layers without them
-    gated: bool = True  # the feed-forward block has a gate
+    shared_intermediate: int = 0  # of the experts that every token passes
     kv_lora_rank: int = 0
     q_lora_rank: int = 0
     qk_rope: int = 0
@@ -96,39 +96,33 @@ class Shape:
     multimodal: bool = False
     pooling: bool = False
     encoder_decoder: bool = False
-    family: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    counted: bool = False  # the parameters follow from these numbers alone
+    own_cache_dtype: bool = False  # vLLM's class does not pass --kv-cache-dtype on
 
     @property
     def groups(self) -> List[Group]:
         counts: Dict[Tuple[str, int], int] = {}
-        for layer in self.kv_layers:
-            key = (layer.kind, layer.window)
-            counts[key] = counts.get(key, 0) + 1
+        for kept in self.kv_layers:
+            for layer in kept or (Layer("none"),):
+                key = (layer.kind, layer.window)
+                counts[key] = counts.get(key, 0) + 1
         return [Group(kind, count, window) for (kind, window), count in counts.items()]
 
     @property
     def mla(self) -> bool:
-        return any(layer.kind == MLA for layer in self.kv_layers)
+        return any(layer.kind == MLA for kept in self.kv_layers for layer in kept)
+
+    @property
+    def hybrid(self) -> bool:
+        """Some layers keep a constant state and some keep every token, as vLLM's is_hybrid."""
+        kinds = {layer.kind for kept in self.kv_layers for layer in kept}
+        return MAMBA in kinds and len(kinds) > 1
 
 
-def _integer(config: Mapping[str, Any], names: Sequence[str], default: Optional[int] = None, what: str = "") -> int:
-    """The first of `names` with a value, as vLLM's getattr_iter takes it."""
-    for name in names:
-        value = config.get(name)
-        if isinstance(value, bool) or value is None:
-            continue
-        if isinstance(value, int):
-            return value
-        raise Unknown(f"{name} is {value!r} in config.json, a whole number was expected")
-    if default is None:
-        raise Unknown(f"config.json has no {what or names[0]} (looked for {', '.join(names)})")
-    return default
-
-
-HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
+# The order in which vLLM looks (ModelArchConfigConvertorBase.get_total_num_kv_heads).
 KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "inner_hidden_size", "ffn_hidden_size")
 POSITIONS = (
@@ -144,15 +138,26 @@ EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
+def integer(config: Mapping[str, Any], names: Sequence[str], default: Optional[int] = None) -> int:
+    """The first of `names` that has a value."""
+    for name in names:
+        value = config.get(name)
+        if value is None or isinstance(value, bool):
+            continue
+        if isinstance(value, int) and value >= 0:
+            return value
+        raise Unknown(f"{name} is {value!r} in config.json, a whole number was expected")
+    if default is None:
+        raise Unknown(f"config.json has no {names[0]}" + (f" (nor {', '.join(names[1:])})" if names[1:] else ""))
+    return default
+
+
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of config.json that describes the language model."""
-    for name in ("text_config", "llm_config", "language_config"):
+    for name in ("text_config", "llm_config", "language_config", "thinker_config"):
         inner = config.get(name)
         if isinstance(inner, Mapping):
-            return inner
-    thinker = config.get("thinker_config")
-    if isinstance(thinker, Mapping):
-        return text_of(thinker)
+            return text_of(inner) if name == "thinker_config" else inner
     return config
 
 
@@ -166,66 +171,20 @@ def dtype_of(config: Mapping[str, Any]) -> Optional[str]:
 
 def shape(config: Mapping[str, Any]) -> Shape:
     """Read config.json (already parsed). Raises Unknown, never guesses."""
-    names = config.get("architectures") or []
+    names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise Unknown("config.json names no architecture (`architectures`)")
     architecture = str(names[0])
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise Unknown(f"architecture {architecture} is not known: its memory has to be measured, not planned")
-    return family(architecture, config)
-
-
-def _base(architecture: str, config: Mapping[str, Any], **changes: Any) -> Shape:
-    """A decoder whose layers all hold keys and values for every token."""
     text = text_of(config)
-    hidden = _integer(text, HIDDEN)
-    layers = _integer(text, LAYERS)
-    heads = changes.pop("heads", None) or _integer(text, HEADS)
-    kv_heads = changes.pop("kv_heads", None) or _integer(text, KV_HEADS, heads)
-    head_dim = changes.pop("head_dim", None) or _head_dim(text, hidden, heads)
-    head_dim_v = changes.pop("head_dim_v", None) or head_dim
-    experts = _integer(text, EXPERTS, 0)
-    result = Shape(
-        architecture=architecture,
-        model_type=str(text.get("model_type") or config.get("model_type") or ""),
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        intermediate=_integer(text, INTERMEDIATE, 4 * hidden if architecture in FOUR_TIMES else 0),
-        vocab=_integer(text, ("vocab_size", "padded_vocab_size")),
-        max_positions=_integer(text, POSITIONS, 0) or None,
-        dtype=dtype_of(config),
-        kv_layers=tuple([Layer(FULL, kv_heads, head_dim, head_dim_v)] * layers),
-        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
-        experts=experts,
-        experts_per_token=_integer(text, EXPERTS_PER_TOKEN, 0),
-        expert_intermediate=_integer(text, ("moe_intermediate_size", "expert_ffn_hidden_size"), 0),
-        quantization=quantization_of(config),
-        multimodal=_multimodal(architecture, config),
-        pooling=architecture in POOLING,
-        config=config,
-    )
-    return replace(result, **changes)
-
-
-def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
-    for name in ("head_dim", "hidden_size_per_head", "kv_channels"):
-        value = text.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    if not heads or hidden % heads:
-        raise Unknown(f"hidden size {hidden} is no multiple of {heads} heads and config.json has no head_dim")
-    return hidden // heads
-
-
-def _multimodal(architecture: str, config: Mapping[str, Any]) -> bool:
-    return any(isinstance(config.get(name), Mapping) for name in ("vision_config", "audio_config", "visual")) or (
-        architecture in MULTIMODAL
-    )
+    family = FAMILIES.get(architecture)
+    if family is None and architecture in WRAPPERS:
+        inner = str(text.get("model_type") or "")
+        family = MODEL_TYPES.get(inner)
+        if family is None:
+            raise Unknown(f"{architecture} holds a language model of type {inner or 'none'}, which is not known here")
+    if family is None:
+        raise Unknown(f"architecture {architecture} is not known here: its memory has to be measured")
+    return family(architecture, config, text)
 
 
 def quantization_of(config: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
@@ -235,16 +194,16 @@ def quantization_of(config: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             found = part.get(name)
             if isinstance(found, Mapping):
                 return _quantization(found)
-    if isinstance(config.get("quantization_bit"), int) and config["quantization_bit"]:
-        return {"method": "own", "bits": config["quantization_bit"], "group_size": None, "block": None}
+    bits = config.get("quantization_bit")
+    if isinstance(bits, int) and bits:
+        return {"method": "own", "bits": bits, "group_size": None, "block": None, "kv_cache_dtype": None}
     return None
 
 
 def _quantization(found: Mapping[str, Any]) -> Dict[str, Any]:
     method = str(found.get("quant_method") or "").lower().replace("compressed_tensors", "compressed-tensors")
     bits, group = found.get("bits", found.get("w_bit")), found.get("group_size", found.get("q_group_size"))
-    block = found.get("weight_block_size")
-    kv_cache = None
+    block, kv_cache = found.get("weight_block_size"), None
     if method == "compressed-tensors":
         schemes = [s for s in (found.get("config_groups") or {}).values() if isinstance(s, Mapping)]
         weights = [s["weights"] for s in schemes if isinstance(s.get("weights"), Mapping)]
@@ -254,33 +213,495 @@ def _quantization(found: Mapping[str, Any]) -> Dict[str, Any]:
         if isinstance(found.get("kv_cache_scheme"), Mapping):
             kv_cache = "fp8"
     if not method and isinstance(found.get("quantization"), Mapping):
-        inner = found["quantization"]
         method = "modelopt"
-        if inner.get("kv_cache_quant_algo"):
-            kv_cache = str(inner["kv_cache_quant_algo"]).lower()
+        kv_cache = str(found["quantization"].get("kv_cache_quant_algo") or "").lower() or None
     if bits is None:
         bits = {"fp8": 8, "mxfp4": 4, "modelopt_fp4": 4, "fbgemm_fp8": 8}.get(method)
     return {"method": method, "bits": bits, "group_size": group, "block": block, "kv_cache_dtype": kv_cache}
 
 
-def plain(architecture: str, config: Mapping[str, Any]) -> Shape:
-    return replace(_base(architecture, config), family="plain")
+def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
+    for name in ("head_dim", "attention_head_dim", "hidden_size_per_head", "kv_channels"):
+        value = text.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    if not heads or hidden % heads:
+        raise Unknown(f"hidden size {hidden} is no multiple of {heads} heads and config.json has no head_dim")
+    return hidden // heads
 
 
-FOUR_TIMES = {"GPT2LMHeadModel", "GPTJForCausalLM", "BloomForCausalLM", "FalconForCausalLM", "GPTBigCodeForCausalLM"}
-MULTIMODAL = {"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"}
+def _base(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any], **changes: Any) -> Shape:
+    """A decoder whose layers all keep keys and values of every token."""
+    hidden, layers = integer(text, HIDDEN), integer(text, LAYERS)
+    heads = changes.pop("heads", None) or integer(text, HEADS)
+    kv_heads = changes.pop("kv_heads", None) or integer(text, KV_HEADS, heads)
+    head_dim = changes.pop("head_dim", None) or _head_dim(text, hidden, heads)
+    inner = changes.pop("intermediate", None)
+    experts = integer(text, EXPERTS, 0)
+    result = Shape(
+        architecture=architecture,
+        model_type=str(text.get("model_type") or config.get("model_type") or ""),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        intermediate=integer(text, INTERMEDIATE, 0) if inner is None else inner,
+        vocab=integer(text, ("vocab_size", "padded_vocab_size")),
+        max_positions=integer(text, POSITIONS, 0) or None,
+        dtype=dtype_of(config),
+        kv_layers=((Layer(FULL, kv_heads, head_dim, head_dim),),) * layers,
+        feed_forward=(("experts" if experts else "dense"),) * layers,
+        tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
+        experts=experts,
+        experts_per_token=integer(text, EXPERTS_PER_TOKEN, 0),
+        expert_intermediate=integer(text, ("moe_intermediate_size", "intermediate_size"), 0) if experts else 0,
+        quantization=quantization_of(config),
+        multimodal=architecture in WRAPPERS or architecture in FLAT_WRAPPERS,
+        pooling=architecture in POOLING,
+    )
+    return replace(result, **changes)
+
+
+def _experts(where: Sequence[bool]) -> Tuple[str, ...]:
+    return tuple("experts" if here else "dense" for here in where)
+
+
+def _types(text: Mapping[str, Any], layers: int) -> Optional[List[str]]:
+    found = text.get("layer_types")
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) < layers:
+        raise Unknown(f"layer_types has {len(found) if isinstance(found, list) else 'no'} entries for {layers} layers")
+    return [str(kind) for kind in found[:layers]]
+
+
+def _sliding(known: Shape, slides: Sequence[bool], window: Optional[int]) -> Shape:
+    """Layers where `slides` is true keep `window` tokens; none does where the window is null or 0."""
+    full = Layer(FULL, known.kv_heads, known.head_dim, known.head_dim_v)
+    short = replace(full, kind=SLIDING, window=window) if window else full
+    return replace(known, kv_layers=tuple((short if slide else full,) for slide in slides))
+
+
+def _by_type(known: Shape, text: Mapping[str, Any], otherwise: Optional[Sequence[bool]] = None) -> Shape:
+    types = _types(text, known.layers)
+    if types is None:
+        return known if otherwise is None else _sliding(known, otherwise, _window(text))
+    strange = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if strange:
+        raise Unknown(f"{known.architecture} has layers of type {', '.join(strange)}, which are not known here")
+    return _sliding(known, [kind == "sliding_attention" for kind in types], _window(text))
+
+
+def _window(text: Mapping[str, Any]) -> Optional[int]:
+    value = text.get("sliding_window")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise Unknown(f"sliding_window is {value!r} in config.json, a whole number was expected")
+    return value or None
+
+
+def llama(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """llama.py and the classes built like it: layer_types, or one window for all (EngineArgs.create_engine_config)."""
+    known = _base(architecture, config, text, counted=not integer(text, EXPERTS, 0))
+    if _types(text, known.layers):
+        return _by_type(known, text)
+    window = _window(text)
+    if known.model_type == "mistral" and "sliding_window" not in text:
+        window = 4096  # transformers' MistralConfig has it where config.json has none
+    return _sliding(known, [bool(window)] * known.layers, window)
+
+
+def qwen(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """qwen2.py, qwen3.py, qwen2_moe.py, qwen3_moe.py: a window counts only with use_sliding_window."""
+    if text.get("use_sliding_window") and _window(text):
+        raise Unknown(f"{architecture} with use_sliding_window is not known here")
+    known = _base(architecture, config, text)
+    if not known.experts:
+        return replace(known, counted=True)
+    step, dense = integer(text, ("decoder_sparse_step",), 1), set(text.get("mlp_only_layers") or [])
+    moe = _experts([i not in dense and (i + 1) % step == 0 for i in range(known.layers)])
+    shared = integer(text, ("shared_expert_intermediate_size",), 0)
+    return replace(known, feed_forward=moe, shared_intermediate=shared, counted=True)
+
+
+def mixtral(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    return replace(llama(architecture, config, text), counted=True)
+
+
+def plain(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """All layers keep all tokens; a window or other kinds of layers would be a surprise."""
+    if text.get("layer_types") is not None and set(_types(text, 0) or []) - {"full_attention"}:
+        raise Unknown(f"{architecture} with layer_types is not known here")
+    return _base(architecture, config, text)
+
+
+def ungated(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """opt.py, gpt2.py, gpt_j.py, bloom.py, falcon.py, jais.py: two matrices a block, four times as wide unless told."""
+    hidden = integer(text, HIDDEN)
+    known = _base(architecture, config, text, gated=False, intermediate=integer(text, INTERMEDIATE, 4 * hidden))
+    return replace(known, tied=bool(text.get("tie_word_embeddings", True)))
+
+
+def falcon(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """falcon.py and FalconModelArchConfigConvertor: one KV head with multi_query, unless new_decoder_architecture. Its
+    attention is made without the cache's configuration, so that --kv-cache-dtype changes nothing."""
+    heads = integer(text, HEADS)
+    if text.get("new_decoder_architecture"):
+        kv_heads = integer(text, KV_HEADS, heads)
+    else:
+        kv_heads = 1 if text.get("multi_query", True) else heads
+    hidden = integer(text, HIDDEN)
+    inner = integer(text, INTERMEDIATE, 4 * hidden)
+    known = _base(
+        architecture, config, text, heads=heads, kv_heads=kv_heads, gated=False, intermediate=inner, tied=True
+    )
+    return replace(known, own_cache_dtype=True)
+
+
+def chatglm(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """chatglm.py: KV heads are multi_query_group_num with multi_query_attention. The first generation has neither."""
+    heads = integer(text, HEADS)
+    grouped = text.get("multi_query_attention")
+    kv_heads = integer(text, ("multi_query_group_num",)) if grouped else heads
+    return _base(architecture, config, text, heads=heads, kv_heads=kv_heads, tied=False)
+
+
+def gemma2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """gemma2.py: layer_types, which transformers fills in with every other layer sliding, the first one too."""
+    known = _base(architecture, config, text, tied=bool(text.get("tie_word_embeddings", True)), counted=True)
+    return _by_type(known, text, [i % 2 == 0 for i in range(known.layers)])
+
+
+def patterned(default: int) -> Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]:
+    """gemma3.py (6) and commandr.py (4): layer_types, or one full layer in every sliding_window_pattern."""
+
+    def family(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+        known = _base(architecture, config, text, tied=bool(text.get("tie_word_embeddings", True)), counted=True)
+        every = integer(text, ("sliding_window_pattern",), default)
+        return _by_type(known, text, [bool((i + 1) % every) for i in range(known.layers)])
+
+    return family
+
+
+def exaone4(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """exaone4.py: layer_types, or a pattern of L and G."""
+    known = _base(architecture, config, text, counted=True)
+    pattern = text.get("sliding_window_pattern")
+    if text.get("layer_types") is None and isinstance(pattern, str) and pattern:
+        return _sliding(known, [pattern[i % len(pattern)] == "L" for i in range(known.layers)], _window(text))
+    return _by_type(known, text)
+
+
+def gemma3n(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """gemma3n.py: the last num_kv_shared_layers use the cache of an earlier layer and keep none."""
+    inner = text.get("intermediate_size")
+    widest = max(inner) if isinstance(inner, list) and inner else integer(text, INTERMEDIATE)
+    known = _by_type(_base(architecture, config, text, intermediate=widest, tied=True), text)
+    if text.get("layer_types") is None:
+        raise Unknown(f"{architecture} without layer_types is not known here")
+    own = known.layers - integer(text, ("num_kv_shared_layers",), 0)
+    return replace(known, kv_layers=tuple(kept if i < own else () for i, kept in enumerate(known.kv_layers)))
+
+
+def gpt_oss(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """gpt_oss.py: layer_types, which transformers fills in with every other layer sliding, the first one too."""
+    known = _base(architecture, config, text, counted=True)
+    return _by_type(known, text, [i % 2 == 0 for i in range(known.layers)])
+
+
+def llama4(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """llama4.py: layers with rotary positions look back within one chunk; experts in every so many-th layer."""
+    known = _base(architecture, config, text)
+    rope = text.get("no_rope_layers") or []
+    if not rope:
+        every = integer(text, ("no_rope_layer_interval",), 4)
+        rope = [int(bool((i + 1) % every)) for i in range(known.layers)]
+    if len(rope) < known.layers:
+        raise Unknown(f"no_rope_layers has {len(rope)} entries for {known.layers} layers")
+    full, chunk = known.kv_layers[0][0], integer(text, ("attention_chunk_size",), 0)
+    local = replace(full, kind=CHUNKED, window=chunk) if chunk else full
+    step = integer(text, ("interleave_moe_layer_step",), 1)
+    which = text.get("moe_layers")
+    moe = _experts([i in which if which else step > 0 and (i + 1) % step == 0 for i in range(known.layers)])
+    inner = integer(text, ("intermediate_size",))
+    return replace(
+        known,
+        kv_layers=tuple((local if rope[i] else full,) for i in range(known.layers)),
+        feed_forward=moe,
+        intermediate=integer(text, ("intermediate_size_mlp",), inner),
+        expert_intermediate=inner,
+        shared_intermediate=inner,
+        counted=True,
+    )
+
+
+def deepseek(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """deepseek_v2.py: one latent and one rotary part a token, not divided by tensor parallelism."""
+    if text.get("index_topk") is not None or text.get("compress_ratios") is not None:
+        raise Unknown(f"{architecture} with a sparse index (index_topk) keeps more than a latent: not known here")
+    rank, rope = integer(text, ("kv_lora_rank",)), integer(text, ("qk_rope_head_dim",))
+    nope, value = integer(text, ("qk_nope_head_dim",)), integer(text, ("v_head_dim",))
+    known = _base(architecture, config, text, head_dim=nope + rope)
+    dense, step = integer(text, ("first_k_dense_replace",), 0), integer(text, ("moe_layer_freq",), 1)
+    moe = _experts([bool(known.experts) and i >= dense and i % step == 0 for i in range(known.layers)])
+    return replace(
+        known,
+        kv_layers=((Layer(MLA, 1, rank + rope, 0),),) * known.layers,
+        feed_forward=moe,
+        head_dim_v=value,
+        shared_intermediate=integer(text, ("n_shared_experts",), 0) * known.expert_intermediate,
+        kv_lora_rank=rank,
+        q_lora_rank=integer(text, ("q_lora_rank",), 0),
+        qk_rope=rope,
+        qk_nope=nope,
+        v_dim=value,
+        counted=True,
+    )
+
+
+def glm4_moe(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """glm4_moe.py: dense layers first, then experts and shared experts."""
+    known = _base(architecture, config, text)
+    dense = integer(text, ("first_k_dense_replace",), 0)
+    shared = integer(text, ("n_shared_experts",), 0) * known.expert_intermediate
+    moe = _experts([i >= dense for i in range(known.layers)])
+    return replace(known, feed_forward=moe, shared_intermediate=shared, counted=True)
+
+
+def _mixed(known: Shape, state: State, mamba: Sequence[bool], attention: Sequence[bool]) -> Shape:
+    """Which layers keep a state, which keep tokens; one may do both."""
+    full = Layer(FULL, known.kv_heads, known.head_dim, known.head_dim_v)
+    kept = tuple(((Layer(MAMBA),) if mamba[i] else ()) + ((full,) if attention[i] else ()) for i in range(known.layers))
+    return replace(known, kv_layers=kept, state=state)
+
+
+def jamba(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """jamba.py, JambaConfig.layers_block_type and layers_num_experts."""
+    known = _base(architecture, config, text)
+    period, offset = integer(text, ("attn_layer_period",)), integer(text, ("attn_layer_offset",))
+    attention = [i % period == offset for i in range(known.layers)]
+    state = State(
+        "mamba1",
+        inner=integer(text, ("mamba_expand",)) * known.hidden,
+        conv_kernel=integer(text, ("mamba_d_conv",)),
+        size=integer(text, ("mamba_d_state",)),
+    )
+    period, offset = integer(text, ("expert_layer_period",), 2), integer(text, ("expert_layer_offset",), 1)
+    moe = _experts([known.experts > 1 and i % period == offset for i in range(known.layers)])
+    return replace(_mixed(known, state, [not a for a in attention], attention), feed_forward=moe)
+
+
+def _mamba2(text: Mapping[str, Any], inner: int, names: Sequence[str], dtype: str = "auto") -> State:
+    heads, head_dim, size, groups, kernel = (integer(text, (name,)) for name in names)
+    return State("mamba2", inner, kernel, size, heads, head_dim, groups, dtype=dtype)
+
+
+def nemotron_h(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """nemotron_h.py: a letter a layer, M mamba, * attention, - and E feed-forward. The state is float32 unless told."""
+    pattern = text.get("hybrid_override_pattern")
+    if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
+        raise Unknown(f"hybrid_override_pattern is {pattern!r}, letters M, *, - and E were expected")
+    known = _base(architecture, config, text, gated=False)
+    if len(pattern) != known.layers:
+        raise Unknown(f"hybrid_override_pattern has {len(pattern)} letters for {known.layers} layers")
+    names = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+    inner = integer(text, ("mamba_num_heads",)) * integer(text, ("mamba_head_dim",))
+    state = _mamba2(text, inner, names, str(text.get("mamba_ssm_cache_dtype") or "float32"))
+    mixed = _mixed(known, state, [c == "M" for c in pattern], [c == "*" for c in pattern])
+    letters = {"E": "experts", "-": "dense"}
+    return replace(mixed, feed_forward=tuple(letters.get(c, "") for c in pattern))
+
+
+def qwen3_next(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """qwen3_next.py: linear attention with a state (gated delta net), full attention in every so many-th layer."""
+    known = _base(architecture, config, text)
+    types, every = _types(text, known.layers), integer(text, ("full_attention_interval",), 4)
+    if types is None:
+        attention = [(i + 1) % every == 0 for i in range(known.layers)]
+    elif set(types) - {"full_attention", "linear_attention"}:
+        raise Unknown(f"{architecture} has layers of type {', '.join(sorted(set(types)))}, which are not known here")
+    else:
+        attention = [kind == "full_attention" for kind in types]
+    heads, width = integer(text, ("linear_num_value_heads",)), integer(text, ("linear_value_head_dim",))
+    state = State(
+        "gated_delta_net",
+        inner=heads * width,
+        conv_kernel=integer(text, ("linear_conv_kernel_dim",)),
+        heads=heads,
+        head_dim=width,
+        key_heads=integer(text, ("linear_num_key_heads",)),
+        key_dim=integer(text, ("linear_key_head_dim",)),
+    )
+    step, dense = integer(text, ("decoder_sparse_step",), 1), set(text.get("mlp_only_layers") or [])
+    moe = _experts([known.experts > 0 and i not in dense and (i + 1) % step == 0 for i in range(known.layers)])
+    shared = integer(text, ("shared_expert_intermediate_size",), 0)
+    mixed = _mixed(known, state, [not a for a in attention], attention)
+    return replace(mixed, feed_forward=moe, shared_intermediate=shared)
+
+
+def zamba2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """zamba2.py: mamba in every layer, attention beside it in the hybrid ones, twice as wide as the hidden size."""
+    known = _base(architecture, config, text)
+    types = text.get("layers_block_type")
+    if not isinstance(types, list) or len(types) != known.layers or set(types) - {"mamba", "hybrid"}:
+        raise Unknown("layers_block_type with mamba and hybrid was expected, one entry a layer")
+    names = ("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
+    state = _mamba2(text, integer(text, ("mamba_expand",)) * known.hidden, names)
+    return _mixed(known, state, [True] * known.layers, [kind == "hybrid" for kind in types])
+
+
+def granite_hybrid(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """granitemoehybrid.py: layer_types with mamba and attention."""
+    known = _base(architecture, config, text)
+    types = _types(text, known.layers) or text.get("layers_block_type")
+    if not isinstance(types, list) or len(types) != known.layers or set(types) - {"mamba", "attention"}:
+        raise Unknown("layer_types with mamba and attention was expected, one entry a layer")
+    names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+    state = _mamba2(text, integer(text, ("mamba_expand",)) * known.hidden, names)
+    shared = integer(text, ("shared_intermediate_size",), 0)
+    mixed = _mixed(known, state, [kind == "mamba" for kind in types], [kind == "attention" for kind in types])
+    return replace(mixed, shared_intermediate=shared)
+
+
+def falcon_h1(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """falcon_h1.py: mamba and attention side by side in every layer."""
+    known = _base(architecture, config, text)
+    names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
+    inner = integer(text, ("mamba_d_ssm",), integer(text, ("mamba_expand",), 0) * known.hidden)
+    every = [True] * known.layers
+    return _mixed(known, _mamba2(text, inner, names), every, every)
+
+
+def lfm2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """lfm2.py: short convolutions beside full attention."""
+    known = _base(architecture, config, text, tied=True)
+    types = _types(text, known.layers)
+    if types is None:
+        full = text.get("full_attn_idxs")
+        if not isinstance(full, list):
+            raise Unknown(f"{architecture} without layer_types and full_attn_idxs is not known here")
+        types = ["full_attention" if i in full else "conv" for i in range(known.layers)]
+    if set(types) - {"full_attention", "conv"}:
+        raise Unknown(f"{architecture} has layers of type {', '.join(sorted(set(types)))}, which are not known here")
+    width = integer(text, ("conv_dim",), known.hidden)
+    state = State("short_conv", inner=width, conv_kernel=integer(text, ("conv_L_cache",)))
+    attention = [kind == "full_attention" for kind in types]
+    return _mixed(known, state, [not a for a in attention], attention)
+
+
+def mamba(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """mamba.py and mamba2.py: no layer keeps tokens."""
+    known = _base(
+        architecture, config, text, heads=1, kv_heads=1, head_dim=1, tied=bool(text.get("tie_word_embeddings", True))
+    )
+    inner = integer(text, ("intermediate_size",), integer(text, ("expand",), 2) * known.hidden)
+    if architecture == "Mamba2ForCausalLM":
+        inner = integer(text, ("expand",)) * known.hidden
+        state = _mamba2(text, inner, ("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel"))
+    else:
+        kernel, size = integer(text, ("conv_kernel",)), integer(text, ("state_size",))
+        state = State("mamba1", inner=inner, conv_kernel=kernel, size=size)
+    return _mixed(known, state, [True] * known.layers, [False] * known.layers)
+
+
+def encoder(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """bert.py, roberta.py, modernbert.py: attention in one pass, nothing is kept."""
+    known = _base(architecture, config, text, gated=False, tied=True, pooling=True)
+    return replace(known, kv_layers=((),) * known.layers)
+
+
+# Wrappers around a language model of a type below: images or sound beside it, and more weights for those.
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "InternVLChatModel",
+    "InternVLForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "PixtralForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+}
+FLAT_WRAPPERS = {"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"}
 POOLING = {"Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "InternLM2ForRewardModel", "Qwen2Model", "LlamaModel"}
 
-FAMILIES: Dict[str, Callable[[str, Mapping[str, Any]], Shape]] = {
-    "LlamaForCausalLM": plain,
-    "MistralForCausalLM": plain,
-    "Qwen2ForCausalLM": plain,
-    "Qwen3ForCausalLM": plain,
-    "MixtralForCausalLM": plain,
-    "Qwen3MoeForCausalLM": plain,
-    "Phi3ForCausalLM": plain,
-    "OPTForCausalLM": plain,
-    "JAISLMHeadModel": plain,
-    "Qwen2VLForConditionalGeneration": plain,
-    "Qwen2_5_VLForConditionalGeneration": plain,
+MODEL_TYPES: Dict[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]] = {
+    "gemma2": gemma2,
+    "gemma3_text": patterned(6),
+    "gemma3n_text": gemma3n,
+    "internlm2": llama,
+    "llama": llama,
+    "llama4_text": llama4,
+    "mistral": llama,
+    "mixtral": mixtral,
+    "qwen2": qwen,
+    "qwen3": qwen,
+    "qwen3_moe": qwen,
+    "qwen3_vl_text": qwen,
+    "qwen3_vl_moe_text": qwen,
+}
+
+FAMILIES: Dict[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]] = {
+    "BertForSequenceClassification": encoder,
+    "BertModel": encoder,
+    "BloomForCausalLM": ungated,
+    "ChatGLMForConditionalGeneration": chatglm,
+    "ChatGLMModel": chatglm,
+    "Cohere2ForCausalLM": patterned(4),
+    "CohereForCausalLM": llama,
+    "DeepseekV2ForCausalLM": deepseek,
+    "DeepseekV3ForCausalLM": deepseek,
+    "Exaone4ForCausalLM": exaone4,
+    "FalconForCausalLM": falcon,
+    "FalconH1ForCausalLM": falcon_h1,
+    "FalconMambaForCausalLM": mamba,
+    "GPT2LMHeadModel": ungated,
+    "GPTJForCausalLM": ungated,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": patterned(6),
+    "Gemma3nForCausalLM": gemma3n,
+    "GemmaForCausalLM": llama,
+    "Glm4ForCausalLM": llama,
+    "Glm4MoeForCausalLM": glm4_moe,
+    "GptOssForCausalLM": gpt_oss,
+    "GraniteForCausalLM": llama,
+    "GraniteMoeHybridForCausalLM": granite_hybrid,
+    "InternLM2ForCausalLM": llama,
+    "InternLM2ForRewardModel": llama,
+    "InternLM3ForCausalLM": llama,
+    "JAISLMHeadModel": ungated,
+    "JambaForCausalLM": jamba,
+    "LLaMAForCausalLM": llama,
+    "Lfm2ForCausalLM": lfm2,
+    "Llama4ForCausalLM": llama4,
+    "LlamaForCausalLM": llama,
+    "LlamaModel": llama,
+    "Mamba2ForCausalLM": mamba,
+    "MambaForCausalLM": mamba,
+    "MiniMaxM2ForCausalLM": mixtral,
+    "MistralForCausalLM": llama,
+    "MistralModel": llama,
+    "MixtralForCausalLM": mixtral,
+    "NemotronHForCausalLM": nemotron_h,
+    "OPTForCausalLM": ungated,
+    "Phi3ForCausalLM": llama,
+    "Qwen2ForCausalLM": qwen,
+    "Qwen2ForProcessRewardModel": qwen,
+    "Qwen2ForRewardModel": qwen,
+    "Qwen2Model": qwen,
+    "Qwen2MoeForCausalLM": qwen,
+    "Qwen2VLForConditionalGeneration": qwen,
+    "Qwen2_5_VLForConditionalGeneration": qwen,
+    "Qwen3ForCausalLM": qwen,
+    "Qwen3MoeForCausalLM": qwen,
+    "Qwen3NextForCausalLM": qwen3_next,
+    "RobertaModel": encoder,
+    "Starcoder2ForCausalLM": llama,
+    "XLMRobertaForSequenceClassification": encoder,
+    "XLMRobertaModel": encoder,
+    "Zamba2ForCausalLM": zamba2,
 }
