@@ -20,7 +20,11 @@ import typing
 def serve_parser() -> argparse.ArgumentParser:
     """The parser of `vllm serve`, built as vLLM's own command line builds it (vllm/entrypoints/cli/main.py)."""
     from vllm.entrypoints.cli.serve import cmd_init
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:  # before 0.12, where vllm.utils was one module
+        from vllm.utils import FlexibleArgumentParser
 
     subparsers = FlexibleArgumentParser().add_subparsers(dest="subparser")
     return next(command.subparser_init(subparsers) for command in cmd_init())
@@ -68,7 +72,8 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, typing.Any]:
 def main() -> int:
     import yaml
 
-    version = importlib.metadata.version("vllm").split("+")[0]
+    # VERSION is given where the sources lie beside the libraries of another release.
+    version = sys.argv[2] if len(sys.argv) > 2 else importlib.metadata.version("vllm").split("+")[0]
     target = pathlib.Path(sys.argv[1]) / f"{version}.yml"
     found = describe(serve_parser())
     header = f"---\n# Options of `vllm serve` {version}, written by scripts/flags from the release's own parser. Do not edit.\n"
