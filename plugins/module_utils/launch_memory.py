@@ -1,0 +1,309 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Does a launch fit into its GPUs: weights, KV cache for the longest request, free memory, head room.
+
+The order is vLLM's own at start (v1/worker/utils.py, request_memory; v1/core/kv_cache_utils.py, check_enough_kv_cache_memory):
+free memory against the asked share, then weights and activations within it, then the KV cache of one request of
+max-model-len in what is left. The numbers are model_memory.py's.
+
+Pure: standard library, Python 3.9 and newer, no Ansible import.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import GIB, Case, max_length, size_of
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_rules import Remark, dtype_of
+
+# The prediction's own doubt. Within it a launch is tight, neither right nor wrong.
+DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
+# What a release may hold more than is fitted. Releases before 0.20 held 3 to 4 times the activations (H100, 0.11:
+# 4.76 to 7.38 GiB, llm-d-incubation/llm-d-planner); the profile of a vision tower is not fitted at all (1.6 GiB a GPU,
+# Qwen2.5-VL-72B on four A100, vllm-project/vllm#16570).
+DOUBT_OLD_SHARE, DOUBT_MULTIMODAL_GIB = 3.0, 1.6
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One GPU of a launch, the fullest one. reason says why nothing is known, where estimate is None."""
+
+    estimate: Optional[model_memory.Estimate]
+    length: Optional[int]
+    own_length: bool
+    reason: str = ""
+
+    def as_dict(self) -> Dict[str, Any]:
+        found = self.estimate
+        names = (
+            "weights_gib",
+            "kv_gib",
+            "kv_tokens",
+            "max_concurrency",
+            "kv_bytes_per_token",
+            "activation_gib",
+            "cudagraph_gib",
+            "non_torch_gib",
+            "outside_gib",
+            "requested_gib",
+            "request_gib",
+        )
+        told: Dict[str, Any] = {name: None if found is None else getattr(found, name) for name in names}
+        told = {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}
+        return {**told, "max_model_len": self.length, "unknown": self.reason or None}
+
+
+def cache_dtype_of(case: Case) -> str:
+    """The dtype of the KV cache: what was asked, or else the model's; twice as wide for float32."""
+    asked = str(case.args.get("kv-cache-dtype", "auto"))
+    return "float32" if asked == "auto" and dtype_of(case) == "float32" else asked
+
+
+def kept_shape(case: Case) -> Optional[model_memory.Shape]:
+    """The shape, without windows where the release keeps every token of every layer all the same: before 0.9.2, where the
+    manager of mixed layers is off, and for chunked layers, which are kept apart only when VLLM_ALLOW_CHUNKED_LOCAL_ATTN_...
+    asks for it (config/vllm.py)."""
+    shape = case.shape
+    if shape is None:
+        return None
+    kinds = {layer.kind for kept in shape.kv_layers for layer in kept}
+    mixed = bool(kinds & {model_shape.FULL, model_shape.MLA}) and bool(
+        kinds & {model_shape.SLIDING, model_shape.CHUNKED}
+    )
+    off = case.release < (0, 9, 2) or case.on("disable-hybrid-kv-cache-manager") or model_shape.CHUNKED in kinds
+    if not (mixed and off):
+        return shape
+    layers = tuple(
+        tuple(
+            replace(layer, kind=model_shape.FULL, window=0)
+            if layer.kind in (model_shape.SLIDING, model_shape.CHUNKED)
+            else layer
+            for layer in kept
+        )
+        for kept in shape.kv_layers
+    )
+    return replace(shape, kv_layers=layers)
+
+
+def memory_of(case: Case, length: Optional[int] = None) -> Memory:
+    """What vLLM will find; for `length` instead of the launch's own max-model-len where it is given."""
+    asked = size_of(case.args.get("max-model-len", ""))
+    own, _name = max_length(case)
+    wanted = length or (asked if asked and asked > 0 else own) or 2048
+    mine = length is None and not (asked and asked > 0)
+    shape = kept_shape(case)
+    if shape is None:
+        return Memory(None, wanted, mine, case.shape_reason)
+    if case.weights_bytes is None:
+        return Memory(None, wanted, mine, "the size of the weights is not known")
+    defaults = case.defaults
+    given = {
+        name: size_of(case.args.get(name, "")) for name in ("max-num-batched-tokens", "max-num-seqs", "block-size")
+    }
+    try:
+        found = model_memory.estimate(
+            shape,
+            case.weights_bytes,
+            int(case.smallest.gib * GIB),
+            case.tensor,
+            case.pipeline,
+            memory=case.known.memory,
+            utilization=case.utilization,
+            max_model_len=wanted,
+            max_num_seqs=given["max-num-seqs"] or defaults["max-num-seqs"],
+            max_num_batched_tokens=given["max-num-batched-tokens"] or defaults["max-num-batched-tokens"],
+            cache_dtype=cache_dtype_of(case),
+            block_size=given["block-size"],
+            enforce_eager=case.on("enforce-eager"),
+            version=case.version.lstrip("v"),
+        )
+    except model_memory.Unknown as error:
+        return Memory(None, wanted, mine, error.reason)
+    return Memory(found, wanted, mine)
+
+
+def doubt_gib(found: model_memory.Estimate) -> float:
+    """How much more there may be than predicted."""
+    return DOUBT_SHARE * (found.activation_gib + found.non_torch_gib) + DOUBT_GIB
+
+
+def shortage_gib(case: Case, found: model_memory.Estimate) -> float:
+    """How much less there may be than predicted."""
+    old = DOUBT_OLD_SHARE * found.activation_gib if case.release < (0, 20, 0) else 0.0
+    seen = DOUBT_MULTIMODAL_GIB if case.shape and case.shape.multimodal else 0.0
+    return max(doubt_gib(found), old) + seen
+
+
+def left_gib(found: model_memory.Estimate) -> float:
+    """What is left of the share for KV; below 0 where even the rest does not fit."""
+    return found.requested_gib - found.weights_gib - found.activation_gib - found.non_torch_gib
+
+
+def room_gib(found: model_memory.Estimate) -> float:
+    """KV cache that one request of the longest length may take."""
+    return found.kv_gib if found.kv_gib > 0 else left_gib(found)
+
+
+def memory_rule(case: Case, memory: Memory) -> Iterator[Remark]:
+    yield from _free(case)
+    found = memory.estimate
+    if found is None:
+        message = f"memory cannot be told: {memory.reason}"
+        yield Remark(
+            "memory_unknown", "info", message, "Give weights_gib and a config.json whose architecture is known"
+        )
+        yield from _bare_weights(case)
+        return
+    weights = list(_weights(case, found))
+    yield from weights
+    if not weights:
+        yield from _kv(case, memory, found)
+        yield from _headroom(case, memory, found)
+
+
+def _free(case: Case) -> Iterator[Remark]:
+    if case.args.get("kv-cache-memory-bytes") and case.release < (0, 10, 2):
+        return
+    short: List[Tuple[float, Any]] = []
+    for gpu in case.used:
+        if gpu.free_gib is not None and gpu.free_gib < gpu.gib * case.utilization:
+            short.append((gpu.gib * case.utilization - gpu.free_gib, gpu))
+    if short:
+        missing, gpu = max(short, key=lambda item: item[0])
+        asked = gpu.gib * case.utilization
+        message = (
+            f"free memory {gpu.free_gib:.2f} of {gpu.gib:.2f} GiB on {gpu.name} is less than the asked share {asked:.2f} GiB "
+            f"(--gpu-memory-utilization {case.utilization:g}): {missing:.2f} GiB short, and vLLM refuses to start"
+        )
+        share = math.floor(100 * gpu.free_gib / gpu.gib) / 100 - 0.01
+        fix = "End the process that holds the rest (an orphan of a killed server holds memory, too)"
+        if share > 0:
+            fix += f", or --gpu-memory-utilization {share:.2f}"
+        yield Remark("free_memory", "error", message, fix)
+
+
+def _bare_weights(case: Case) -> Iterator[Remark]:
+    """Without a known shape: weights divided evenly over tensor and pipeline, the best that can be."""
+    if case.weights_bytes is None:
+        return
+    each = case.weights_bytes / GIB / (case.tensor * case.pipeline)
+    share = case.smallest.gib * case.utilization
+    if each >= share:
+        yield _too_heavy(case, each, share)
+
+
+def _too_heavy(case: Case, each: float, share: float, besides: float = 0.0) -> Remark:
+    whole = (case.weights_bytes or 0) / GIB
+    parts = case.tensor * case.pipeline
+    spread = f"{whole:.2f} GiB of weights" if parts == 1 else f"{whole:.2f} GiB of weights over {parts} GPUs"
+    more = f" and {besides:.2f} GiB for activations" if besides else ""
+    gpu = case.smallest
+    message = (
+        f"the weights do not fit: {spread}, {each:.2f} GiB a GPU{more}, against {share:.2f} GiB that vLLM may take of "
+        f"{gpu.name} ({gpu.gib:.2f} GiB x {case.utilization:g})"
+    )
+    return Remark("weights_fit", "error", message, _more_gpus(case, whole, share))
+
+
+def _more_gpus(case: Case, whole: float, share: float) -> str:
+    need = math.ceil(whole / max(share * 0.9, 0.1))
+    have = len(case.gpus)
+    bits = (case.quantization or {}).get("bits")
+    smaller = (
+        "" if case.quantization else f", or a checkpoint in fp8 ({whole / 2:.0f} GiB) or 4 bits ({whole / 3.6:.0f} GiB)"
+    )
+    if bits and not smaller:
+        smaller = ", or a smaller model"
+    if need <= have and need > case.tensor * case.pipeline:
+        return f"Spread it over {need} or more of the {have} GPUs{smaller}"
+    return f"At least {need} such GPUs{smaller}"
+
+
+def _weights(case: Case, found: model_memory.Estimate) -> Iterator[Remark]:
+    left = left_gib(found)
+    if found.weights_gib >= found.requested_gib or left + doubt_gib(found) <= 0:
+        yield _too_heavy(case, found.weights_gib, found.requested_gib, found.activation_gib + found.non_torch_gib)
+
+
+def _kv(case: Case, memory: Memory, found: model_memory.Estimate) -> Iterator[Remark]:
+    if size_of(case.args.get("max-model-len", "")) == -1 or found.request_gib <= 0:
+        return
+    given = size_of(case.args.get("kv-cache-memory-bytes", ""))
+    room = given / GIB if given and given > 0 else room_gib(found)
+    need = found.request_gib
+    if need <= room - (0.0 if given else shortage_gib(case, found)):
+        return
+    wrong = need > room + (0.0 if given else doubt_gib(found))
+    longest = longest_length(case, memory, room)
+    which = (
+        f"--max-model-len is left to the model's own {memory.length}"
+        if memory.own_length
+        else f"--max-model-len {memory.length}"
+    )
+    verb = "does not fit" if wrong else "may not fit"
+    message = (
+        f"{which} {verb}: one request of that length needs {need:.2f} GiB of KV cache a GPU, and {max(room, 0):.2f} GiB are "
+        f"available ({found.requested_gib:.2f} GiB asked for, less weights {found.weights_gib:.2f}, activations "
+        f"{found.activation_gib:.2f}, other {found.non_torch_gib:.2f})"
+    )
+    fix = f"--max-model-len {longest} or less" if longest else "More or larger GPUs"
+    if case.args.get("kv-cache-dtype") is None and not (case.quantization or {}).get("kv_cache_dtype"):
+        fix += "; --kv-cache-dtype fp8 halves the KV cache; more tensor or pipeline parallelism divides weights and KV cache"
+    yield Remark("kv_fit", "error" if wrong else "warning", message, fix)
+
+
+def longest_length(case: Case, memory: Memory, room: float) -> int:
+    """The longest request that fits into `room` GiB, in steps of 1024 tokens (below 1024: of 256)."""
+    shape = kept_shape(case)
+    if shape is None or memory.length is None or room <= 0:
+        return 0
+    low, high = 0, memory.length
+    tokens = size_of(case.args.get("max-num-batched-tokens", "")) or case.defaults["max-num-batched-tokens"]
+    while high - low > 255:
+        middle = (low + high) // 2
+        try:
+            need = model_memory.kv_bytes_per_request(
+                shape,
+                middle,
+                case.tensor,
+                case.pipeline,
+                cache_dtype_of(case),
+                block_size=size_of(case.args.get("block-size", "")),
+                max_num_batched_tokens=tokens,
+                version=case.version.lstrip("v"),
+            )
+        except model_memory.Unknown:
+            return 0
+        low, high = (middle, high) if need <= room * GIB else (low, middle)
+    return low // 1024 * 1024 or low // 256 * 256
+
+
+def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Iterator[Remark]:
+    gpu = case.smallest
+    outside = gpu.gib - found.requested_gib
+    numbers = (
+        f"weights {found.weights_gib:.2f}, activations {found.activation_gib:.2f} and KV cache {found.kv_gib:.2f} of "
+        f"{gpu.gib:.2f} GiB"
+    )
+    if found.outside_gib > outside:
+        message = (
+            f"--gpu-memory-utilization {case.utilization:g} leaves {outside:.2f} GiB of {gpu.name} for CUDA, NCCL and CUDA "
+            f"graphs, which take about {found.outside_gib:.2f} GiB: {numbers}"
+        )
+        share = math.floor(100 * (gpu.gib - found.outside_gib) / gpu.gib) / 100
+        yield Remark("headroom", "warning", message, f"--gpu-memory-utilization {share:.2f} or less")
+    elif 0 < found.max_concurrency < 2 and not case.pooling and found.request_gib <= room_gib(found):
+        message = (
+            f"the KV cache holds {found.kv_tokens} tokens, {found.max_concurrency:.2f} requests of the full length "
+            f"{memory.length}: a second one waits or is preempted, and little is left for peaks ({numbers})"
+        )
+        yield Remark("headroom", "warning", message, "A shorter --max-model-len, --kv-cache-dtype fp8, or more GPUs")
+
+
+def with_args(case: Case, **changes: Any) -> Case:
+    """The same launch with other arguments; names with _ for -."""
+    args = {**case.args, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    return replace(case, args={name: value for name, value in args.items() if value is not None})
