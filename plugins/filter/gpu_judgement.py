@@ -15,7 +15,8 @@ options:
     required: true
   settings:
     description:
-      - C(host), C(expected), C(learned), C(groups), C(releases), C(accept) (ids of findings that are known and wanted),
+      - C(host), C(expected), C(has_learned), C(learned) (the text of
+        what was kept), C(learned_file), C(groups), C(releases), C(accept) (ids of findings that are known and wanted),
         C(fail_on) (error, warning or never), as the variables of role gpu_topology say them, and C(measured), what the
         bandwidth proof printed.
     type: dict
@@ -31,11 +32,13 @@ EXAMPLES = """
 RETURN = """
 _value:
   description: >-
-    C(findings) (id, severity, evidence, remedy), C(stops) and C(notes) as lists of text, C(recommendation) and
+    C(findings) (id, severity, evidence, remedy), C(stops), C(errors) and C(notes) as lists of text, C(recommendation) and
     C(advice) (the same as text), C(wheels) (as filter gpu_wheels), C(remember) (what to compare with later), C(summary)
     (one line).
   type: dict
 """
+
+import json  # noqa: E402
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import bandwidth, compatibility, hardware  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
@@ -45,18 +48,27 @@ def gpu_judgement(facts, settings):
     """See DOCUMENTATION."""
     known = data.load("hardware")
     groups = settings.get("groups") or []
+    where = settings.get("host", "") or "this host"
+    learned, unreadable = None, []
+    if settings.get("has_learned"):
+        text = settings["learned"]  # templating turns a text that reads like a dictionary into one
+        text = text if isinstance(text, str) else json.dumps(text)
+        learned, unreadable = hardware.read_learned(text, settings.get("learned_file", ""), where)
     found = hardware.judge(
         facts,
         known,
         expected={key: value for key, value in (settings.get("expected") or {}).items() if value is not None},
-        learned=settings.get("learned") or None,
+        learned=learned,
         groups=groups,
         host=settings.get("host", ""),
     )
-    wheels = compatibility.wheels(facts, data.load("versions"))
-    where = settings.get("host", "") or "this host"
+    # A card that no service uses, such as one for a display, decides nothing.
+    used = {number for group in groups for number in group}
+    serving = [gpu for gpu in facts["gpus"] if not used or gpu["index"] in used]
+    wheels = compatibility.wheels({**facts, "gpus": serving}, data.load("versions"))
     found = sorted(
         [
+            *unreadable,
             *found,
             *compatibility.findings(wheels, settings.get("releases") or [], where),
             *_measured(settings.get("measured"), facts, where),
@@ -71,6 +83,7 @@ def gpu_judgement(facts, settings):
         "findings": [hardware.as_dict(finding) for finding in told],
         "accepted": [hardware.as_dict(finding) for finding in found if finding.id in accepted],
         "stops": [hardware.line(finding) for finding in told if finding.severity in fatal],
+        "errors": [hardware.line(finding) for finding in told if finding.severity == "error"],
         "notes": [hardware.line(finding) for finding in told if finding.severity not in fatal],
         "recommendation": advised,
         "advice": hardware.advice(advised),

@@ -11,11 +11,20 @@ from __future__ import annotations
 
 import collections
 import itertools
+import json
+import math
+import re
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import topology
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 
+VENDOR_IDS = {"nvidia": "10de", "amd": "1002"}  # PCI's
+SAME_MEMORY = 0.01  # boards of one model differ by what firmware and ECC take
+REGULAR = 0.6  # share of NVLinked pairs with one width, from which a narrower one is a fault
+SMALL_MIB = 512  # of a foreign process: the daemon of MPS or a display's server leaves enough for vLLM
+MOST_GROUPS = 20_000  # groups of GPUs that are all tried
+UNANSWERED_BY_DESIGN = ("[Insufficient Permissions]",)
 SEVERITIES = ("error", "warning", "info")
 EXPECTATIONS = ("gpus", "link", "model", "memory_mib")
 # Every finding about a GPU host: how grave it can be, and what it means. docs/findings.md is written from this.
@@ -25,6 +34,8 @@ FINDINGS: Dict[str, Tuple[str, str]] = {
     "gpu-count": ("error", "more or fewer GPUs than expected"),
     "gpu-model-unexpected": ("error", "a GPU of another model than expected"),
     "gpu-memory-unexpected": ("error", "a GPU with more or less memory than expected"),
+    "gpu-unanswered": ("error, or warning for [Unknown Error]", "a GPU is listed and does not answer what it is asked"),
+    "group-beyond": ("error", "a service wants GPUs that the host does not have"),
     "gpu-models-mixed": ("warning", "GPUs of several models on one host"),
     "gpu-memory-mixed": ("warning", "GPUs of one model with different memory"),
     "gpu-tool-failed": ("error", "nvidia-smi or NVML fails, often since driver and libraries differ in version"),
@@ -38,13 +49,13 @@ FINDINGS: Dict[str, Tuple[str, str]] = {
     "link-unexpected": ("error", "pairs of GPUs are joined by less than expected"),
     "nvlink-missing": ("error with NVSwitches, else warning", "a GPU has no NVLink while others of its model do"),
     "nvlink-narrower": ("error", "a GPU has fewer NVLinks than others of its model"),
-    "nvlink-inactive": ("error", "some NVLinks of a GPU are down"),
+    "nvlink-inactive": ("error, or info where all GPUs have equally few", "some NVLinks of a GPU are down"),
     "p2p-refused": (
         "error over NVLink, info on boards that never have it, else warning",
         "the driver allows no peer access between two GPUs; traffic goes through the host's memory",
     ),
     "acs-on-path": (
-        "error",
+        "error within a tensor-parallel group, else info",
         "access control on PCI bridges sends peer traffic up to the root complex: slow, or it hangs",
     ),
     "fabric-not-ready": ("error", "the NVLink fabric is not Completed and Success"),
@@ -61,10 +72,14 @@ FINDINGS: Dict[str, Tuple[str, str]] = {
     "ecc-history": ("warning", "uncorrected memory errors earlier in the card's life"),
     "row-remap-failed": ("error", "a bad memory row could not be replaced by a spare one"),
     "row-remap-pending": ("warning", "a spare memory row waits for a reset"),
-    "xid": ("by its code, data/hardware.yml", "the driver reported errors since boot"),
-    "foreign-process": ("error on GPUs that are to serve, else warning", "a process of somebody else uses a GPU"),
+    "xid-CODE": ("by its code, data/hardware.yml", "the driver reported errors since boot"),
+    "foreign-process": (
+        "error on GPUs that are to serve unless it is small, else warning",
+        "a process of somebody else uses a GPU",
+    ),
     "persistence-off": ("warning", "the driver unloads when the last process ends"),
     "tensor-parallel-across-sockets": ("warning", "a tensor-parallel group has pairs joined across NUMA nodes only"),
+    "learned-unreadable": ("error", "the file of what was learned cannot be read"),
     "release-unfit": ("error", "driver, GPUs or glibc cannot run the vLLM release that is to run here"),
     "release-none": ("warning", "no known vLLM release runs here"),
     "bandwidth-refused": ("error", "the bandwidth proof did not start"),
@@ -85,6 +100,7 @@ EMPTY: Dict[str, Any] = {
     "fabric_manager": {"installed": None, "state": "absent"},
     "xid": [],
     "nouveau": False,
+    "unread": [],
     "topology": {"matrix": None, "p2p": {}},
 }
 # What is kept of a host to compare with later.
@@ -113,6 +129,7 @@ def judge(
     found = [
         *_driver(look),
         *_count(look),
+        *_answers(look),
         *_models(look),
         *_links(look),
         *_peers(look),
@@ -155,6 +172,26 @@ def remember(facts: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
+def read_learned(text: str, path: str, where: str) -> Tuple[Optional[Dict[str, Any]], List[Finding]]:
+    """What `remember` returned, from the text of its file; a finding where that is something else."""
+    if not text.strip():
+        reason = "it is empty"
+    else:
+        try:
+            told = json.loads(text)
+            if all({"name", "uuid", "pci_address"} <= set(gpu) for gpu in told["gpus"]) and all(
+                re.fullmatch(r"\d+-\d+", pair) for pair in told.get("pairs") or {}
+            ):
+                return told, []
+            reason = "its GPUs or links are not as they were written"
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+    fix = (
+        "Restore it from version control, or learn the host anew once it is known to be right: gpu_topology_learn: true"
+    )
+    return None, [Finding("learned-unreadable", where, f"{path} cannot be used: {reason}", fix)]
+
+
 def recommend(facts: Dict[str, Any], known: Dict[str, Any], groups: Sequence[Sequence[int]] = ()) -> Dict[str, Any]:
     """Which GPUs make good tensor-parallel groups, and which NCCL settings follow for a set of GPUs.
 
@@ -183,7 +220,14 @@ def partition(table: topology.Topology, size: int) -> List[Tuple[int, ...]]:
     left = list(range(table.gpus))
     groups = []
     while len(left) >= size:
-        best = min(itertools.combinations(left, size), key=lambda group: (*_worth(table, group), group))
+        if math.comb(len(left), size) <= MOST_GROUPS:
+            best = min(itertools.combinations(left, size), key=lambda group: (*_worth(table, group), group))
+        else:  # too many to try: begin with the best pair and add the nearest
+            best = min(itertools.combinations(left, 2), key=lambda group: (*_worth(table, group), group))
+            while len(best) < size:
+                more = [(*best, gpu) for gpu in left if gpu not in best]
+                best = min(more, key=lambda group: (*_worth(table, group), group))
+            best = tuple(sorted(best))
         groups.append(best)
         left = [gpu for gpu in left if gpu not in best]
     return groups
@@ -235,7 +279,12 @@ class _Look:
         return Finding(id_, self.where, message, fix, severity)
 
     def redirected(self, pair: Sequence[int]) -> List[str]:
-        """Bridges between two GPUs on one PCIe switch whose access control sends peer traffic up to the root."""
+        """Bridges between two GPUs on PCIe switches whose access control sends peer traffic up to the root.
+
+        NVLink does not pass them, and what goes through a host bridge is at the root anyway.
+        """
+        if self.table is None or self.table.link(*pair) not in ("PIX", "PXB"):
+            return []
         mine, other = (self.gpus[number]["bridges"] if number < len(self.gpus) else [] for number in pair)
         shared = {bridge["address"] for bridge in mine} & {bridge["address"] for bridge in other}
         path = [bridge for bridge in mine + other if bridge["address"] not in shared]
@@ -308,7 +357,13 @@ def _driver(look: _Look) -> Iterator[Finding]:
 
 
 def _count(look: _Look) -> Iterator[Finding]:
-    there, bus, wanted = len(look.gpus), len(look.facts["pci_gpus"]), look.expected.get("gpus")
+    # Cards of another maker (a display in the CPU) and those given to virtual machines are not the driver's.
+    cards = [
+        card["address"]
+        for card in look.facts["pci_gpus"]
+        if card["vendor_id"] == VENDOR_IDS.get(look.facts["vendor"]) and card["driver"] != "vfio-pci"
+    ]
+    there, bus, wanted = len(look.gpus), len(cards), look.expected.get("gpus")
     if look.facts["vendor"] == "none":
         if wanted:
             yield look.finding(
@@ -320,9 +375,7 @@ def _count(look: _Look) -> Iterator[Finding]:
         return
     answered = bool(look.gpus)
     if answered and there < bus:
-        silent = sorted(
-            {card["address"] for card in look.facts["pci_gpus"]} - {gpu["pci_address"] for gpu in look.gpus}
-        )
+        silent = sorted(set(cards) - {gpu["pci_address"] for gpu in look.gpus})
         yield look.finding(
             "gpu-lost",
             "error",
@@ -340,24 +393,47 @@ def _count(look: _Look) -> Iterator[Finding]:
         )
 
 
-def _models(look: _Look) -> Iterator[Finding]:
-    names = collections.Counter(gpu["name"] for gpu in look.gpus)
-    if len(names) > 1:
-        told = "; ".join(
-            f"{name}: {_list(gpu['index'] for gpu in look.gpus if gpu['name'] == name)}" for name in sorted(names)
-        )
+def _answers(look: _Look) -> Iterator[Finding]:
+    """GPUs that are listed and do not say what they are asked."""
+    silent: Dict[str, set] = collections.defaultdict(set)
+    for item in look.facts.get("unread") or []:
+        told = re.match(r"GPU (\d+): (\[[^\]]+\])", str(item["why"]))
+        if told and told.group(2) not in UNANSWERED_BY_DESIGN:
+            silent[told.group(2)].add(int(told.group(1)))
+    for gpu in look.gpus:
+        if look.facts["vendor"] == "nvidia" and (not gpu["name"] or not gpu["memory_mib"]):
+            silent["no name or no memory"].add(gpu["index"])
+    for words, numbers in sorted(silent.items()):
         yield look.finding(
-            "gpu-models-mixed",
-            "warning",
-            f"its GPUs are of {len(names)} models ({told})",
-            "Give each service GPUs of one model (`gpus`): a tensor-parallel group runs at the slowest one's pace",
+            "gpu-unanswered",
+            "warning" if words == "[Unknown Error]" else "error",
+            f"{_list(sorted(numbers))} {'answer' if len(numbers) > 1 else 'answers'} {words} to questions of nvidia-smi",
+            "Look at the kernel's messages (dmesg | grep NVRM); reset the GPU while nothing uses it, or reboot",
         )
+
+
+def _models(look: _Look) -> Iterator[Finding]:
+    # Where it is known which GPUs serve together, only those have to be alike.
+    for group in look.groups or [[gpu["index"] for gpu in look.gpus]]:
+        members = [gpu for gpu in look.gpus if gpu["index"] in group]
+        names = sorted({str(gpu["name"]) for gpu in members})
+        if len(names) > 1:
+            told = "; ".join(
+                f"{name}: {_list(gpu['index'] for gpu in members if str(gpu['name']) == name)}" for name in names
+            )
+            yield look.finding(
+                "gpu-models-mixed",
+                "warning",
+                f"GPUs {'of one service' if look.groups else 'of this host'} are of {len(names)} models ({told})",
+                "Give each service GPUs of one model (`gpus`): a tensor-parallel group runs at the slowest one's pace",
+            )
     memory: Dict[str, set] = collections.defaultdict(set)
     for gpu in look.gpus:
-        memory[gpu["name"]].add(gpu["memory_mib"])
+        if gpu["memory_mib"]:
+            memory[str(gpu["name"])].add(gpu["memory_mib"])
     for name, sizes in sorted(memory.items()):
-        if len(sizes) > 1:
-            least = [gpu["index"] for gpu in look.gpus if gpu["name"] == name and gpu["memory_mib"] == min(sizes)]
+        if max(sizes) - min(sizes) > SAME_MEMORY * max(sizes):
+            least = [gpu["index"] for gpu in look.gpus if str(gpu["name"]) == name and gpu["memory_mib"] == min(sizes)]
             yield look.finding(
                 "gpu-memory-mixed",
                 "warning",
@@ -382,11 +458,18 @@ def _links(look: _Look) -> Iterator[Finding]:
     if look.unreadable and look.gpus:
         yield look.finding(
             "topology-unreadable",
-            "warning",
+            "error" if look.expected.get("link") else "warning",
             f"nvidia-smi topo -m cannot be read: {look.unreadable}",
             "Send its output with a report; links were not judged on this host",
         )
     table = look.table
+    if table is None and not look.unreadable and look.facts["vendor"] == "nvidia" and len(look.gpus) > 1:
+        yield look.finding(
+            "topology-unreadable",
+            "error" if look.expected.get("link") else "warning",
+            "nvidia-smi topo -m gave no table",
+            "Run it on the host and look at what it says; links were not judged",
+        )
     if table is None or table.gpus < 2:
         return
     if look.gpus and table.gpus != len(look.gpus):
@@ -406,7 +489,7 @@ def _links(look: _Look) -> Iterator[Finding]:
             f"{table.cells[pair[1], pair[0]]}",
             "A link is down on one side: reset both GPUs or reboot; if it stays so, have the hardware looked at",
         )
-    allowed = look.expected.get("link")
+    allowed = str(look.expected.get("link") or "").upper().replace("SOC", "SYS")
     if allowed:
         worse = {pair: link for pair, link in pairs.items() if topology.quality(link) > topology.quality(allowed)}
         if worse:
@@ -436,7 +519,11 @@ def _siblings(look: _Look, table: topology.Topology, pairs: Dict[Tuple[int, int]
     }
     by_model: Dict[str, List[int]] = collections.defaultdict(list)
     for number in range(table.gpus):
-        by_model[look.gpus[number]["name"] if look.gpus else ""].append(number)
+        by_model[str(look.gpus[number]["name"]) if look.gpus else ""].append(number)
+    # Several widths side by side are a mesh by design, such as the one of eight V100s or half of it, unless most pairs
+    # have one width and few have less.
+    widths = collections.Counter(link for link in pairs.values() if topology.is_nvlink(link))
+    regular = bool(widths) and max(widths.values()) >= REGULAR * sum(widths.values())
     for numbers in by_model.values():
         most = max(total[number] for number in numbers)
         less = [number for number in numbers if total[number] < most]
@@ -456,7 +543,7 @@ def _siblings(look: _Look, table: topology.Topology, pairs: Dict[Tuple[int, int]
                 if switched
                 else "If a bridge belongs there, look whether it sits; else keep tensor-parallel groups within the bridges",
             )
-        if narrower:
+        if narrower and regular:
             thin = {
                 pair: link
                 for pair, link in pairs.items()
@@ -474,13 +561,22 @@ def _siblings(look: _Look, table: topology.Topology, pairs: Dict[Tuple[int, int]
                 "A link is down: nvidia-smi nvlink -s and -e name it; reset the GPUs or reboot, then have it repaired",
             )
             down = {}
-    if down and all(gpu["nvlinks"] for gpu in look.gpus) and len({len(links) for links in inactive.values()}) > 1:
-        yield look.finding(
-            "nvlink-inactive",
-            "error",
-            f"NVLinks are down: {_down(down)}",
-            "nvidia-smi nvlink -s and -e name the link; reset the GPUs or reboot, then have it repaired",
+    if down:
+        # The same number on every GPU may be how the host was built or sold; a GPU that stands out is not.
+        unequal = len({len(links) for links in inactive.values()}) > 1
+        switched = look.facts["nvswitch"]["devices"] > 0 or any(
+            gpu["fabric"]["state"] == "Completed" for gpu in look.gpus
         )
+        bridged = not switched and not all(gpu["nvlinks"] for gpu in look.gpus)
+        if switched or (unequal and not bridged):
+            yield look.finding(
+                "nvlink-inactive",
+                "error" if unequal else "info",
+                f"NVLinks are down: {_down(down)}",
+                "nvidia-smi nvlink -s and -e name the link; reset the GPUs or reboot, then have it repaired"
+                if unequal
+                else "If this host should have them all, a switch may be lost: look at the Fabric Manager's log",
+            )
 
 
 def _down(down: Dict[int, List[int]]) -> str:
@@ -493,11 +589,11 @@ def _peers(look: _Look) -> Iterator[Finding]:
         return
     refused: Dict[str, List[str]] = collections.defaultdict(list)
     redirected: Dict[Tuple[str, ...], List[str]] = collections.defaultdict(list)
-    for pair, link in look.table.pairs().items():
+    for pair in look.table.pairs():
         state = look.peer_state(pair)
         if state != "OK":
             refused[state].append(topology.name(pair))
-        elif link in ("PIX", "PXB"):
+        else:
             bridges = look.redirected(pair)
             if bridges:
                 redirected[tuple(bridges)].append(topology.name(pair))
@@ -518,11 +614,13 @@ def _peers(look: _Look) -> Iterator[Finding]:
     if redirected:
         bridges = sorted({bridge for path in redirected for bridge in path})
         pairs = [pair for path in redirected.values() for pair in path]
+        within = {topology.name(pair) for group in look.groups for pair in itertools.combinations(sorted(group), 2)}
+        used = [pair for pair in pairs if pair in within]
         yield look.finding(
             "acs-on-path",
-            "error",
-            f"access control (ACS) on the PCI bridges {_few(bridges)} sends peer traffic of GPUs {_few(pairs)} up to the "
-            "root complex: NCCL is slow or hangs",
+            "error" if used else "info" if look.groups else "warning",
+            f"access control (ACS) on the PCI bridges {_few(bridges)} sends peer traffic of GPUs {_few(used or pairs)} up to "
+            "the root complex: NCCL is slow or hangs",
             "On bare metal switch ACS off in the firmware, or at each boot with setpci -s BRIDGE ECAP_ACS+0x6.w=0000; in a "
             "virtual machine leave it and set NCCL_P2P_DISABLE=1",
         )
@@ -538,7 +636,7 @@ def _fabric(look: _Look) -> Iterator[Finding]:
     not_ready = [
         gpu
         for gpu in look.gpus
-        if gpu["fabric"]["state"] not in (None, "Completed")
+        if gpu["fabric"]["state"] not in (None, "Completed", "Not Supported")
         or (gpu["fabric"]["state"] == "Completed" and gpu["fabric"]["status"] not in (None, "Success"))
     ]
     if not_ready:
@@ -581,7 +679,11 @@ def _fabric(look: _Look) -> Iterator[Finding]:
 
 def _mig(look: _Look) -> Iterator[Finding]:
     on = [gpu["index"] for gpu in look.gpus if gpu["mig"]["current"] == "Enabled"]
-    changing = [gpu for gpu in look.gpus if gpu["mig"]["pending"] and gpu["mig"]["pending"] != gpu["mig"]["current"]]
+    changing = [
+        gpu
+        for gpu in look.gpus
+        if gpu["mig"]["pending"] and gpu["mig"]["current"] and gpu["mig"]["pending"] != gpu["mig"]["current"]
+    ]
     if changing:
         yield look.finding(
             "mig-pending",
@@ -664,10 +766,11 @@ def _errors(look: _Look) -> Iterator[Finding]:
             continue
         times = f" ({len(events)} times)" if len(events) > 1 else ""
         yield look.finding(
-            "xid",
+            f"xid-{code}",
             entry["severity"],
             f"Xid {code} since boot on {address}{times}: {entry['what']}; {events[-1]['line'].strip()}",
-            "Reset the GPU or reboot, and look whether it comes back; NVIDIA's Xid catalog says what to do for this code",
+            "Reboot and look whether it comes back (the message stays in the log of this boot); NVIDIA's Xid catalog says what "
+            f"to do for this code. What is known and settled is accepted by its id: gpu_topology_accept: [xid-{code}]",
         )
 
 
@@ -676,15 +779,18 @@ def _others(look: _Look) -> Iterator[Finding]:
         foreign = [process for process in gpu["processes"] if not str(process["unit"] or "").startswith("vllm@")]
         if foreign:
             told = ", ".join(
-                f"{process['name']} (pid {process['pid']}"
+                f"{process['name'] or 'a process'} (pid {process['pid']}"
                 + (f", {process['memory_mib']} MiB" if process["memory_mib"] is not None else "")
                 + (f", {process['unit']}" if process["unit"] else "")
                 + ")"
                 for process in foreign[:4]
             )
+            wanted = any(gpu["index"] in group for group in look.groups) or not look.groups
+            held = [process["memory_mib"] for process in foreign]
+            small = None not in held and sum(held) < SMALL_MIB
             yield look.finding(
                 "foreign-process",
-                "error" if any(gpu["index"] in group for group in look.groups) or not look.groups else "warning",
+                "error" if wanted and not small else "warning",
                 f"GPU{gpu['index']} is used by {told}",
                 "Stop it through whoever started it, or leave this GPU out of `gpus`: vLLM refuses to start when its share "
                 "of the memory is not free",
@@ -704,6 +810,13 @@ def _groups(look: _Look) -> Iterator[Finding]:
         return
     for group in look.groups:
         within = [gpu for gpu in group if gpu < look.table.gpus]
+        if len(within) < len(group):
+            yield look.finding(
+                "group-beyond",
+                "error",
+                f"a service wants GPUs {', '.join(map(str, group))}, the host has {look.table.gpus}",
+                "Correct `gpus` of the service or fleet_gpus of the host",
+            )
         if len(within) < 2 or len(within) < len(group):
             continue
         far = [pair for pair in itertools.combinations(sorted(within), 2) if look.table.link(*pair) == "SYS"]
@@ -726,7 +839,16 @@ def _groups(look: _Look) -> Iterator[Finding]:
 
 
 def _changed(look: _Look, learned: Optional[Dict[str, Any]]) -> Iterator[Finding]:
-    if not learned or not look.gpus:
+    if not learned:
+        return
+    if not look.gpus:
+        if learned["gpus"] and look.facts["vendor"] == "none" and not look.expected.get("gpus"):
+            yield look.finding(
+                "gpu-none",
+                "error",
+                f"no GPU is on the PCI bus, {len(learned['gpus'])} were learned",
+                "Look whether the cards have power and sit in their slots, or learn the host anew",
+            )
         return
     now = remember(look.facts)
     fix = "If it was repaired or changed on purpose, learn it anew: gpu_topology_learn: true"
@@ -736,10 +858,13 @@ def _changed(look: _Look, learned: Optional[Dict[str, Any]]) -> Iterator[Finding
     changes += [f"{address} {after[address]['name']} is new" for address in sorted(set(after) - set(before))]
     for address in sorted(set(before) & set(after)):
         for key in IDENTITY:
-            if before[address].get(key) != after[address][key]:
+            if before[address].get(key) != after[address][key] and None not in (
+                before[address].get(key),
+                after[address][key],
+            ):
                 changes.append(f"{address} {key}: {before[address].get(key)} became {after[address][key]}")
     was, is_now = learned.get("pairs") or {}, now["pairs"] or {}
-    if not set(before) ^ set(after):
+    if was and is_now and not set(before) ^ set(after):
         for pair in sorted(set(was) | set(is_now), key=lambda text: [int(part) for part in text.split("-")]):
             if was.get(pair) != is_now.get(pair):
                 changes.append(f"link {pair}: {was.get(pair)} became {is_now.get(pair)}")
@@ -836,7 +961,8 @@ def summary(facts: Dict[str, Any]) -> str:
         return f"no GPU{replay}"
     counts = collections.Counter((gpu["name"], gpu["memory_mib"]) for gpu in facts["gpus"])
     parts = [
-        f"{count} x {name}" + (f" ({memory} MiB)" if memory else "") for (name, memory), count in sorted(counts.items())
+        f"{count} x {name}" + (f" ({memory} MiB)" if memory else "")
+        for (name, memory), count in sorted(counts.items(), key=str)
     ] or [f"{len(facts['pci_gpus'])} {facts['vendor'].upper()} cards on the bus, none answers"]
     if facts["driver"]["loaded"]:
         parts.append(f"driver {facts['driver']['loaded']}")

@@ -268,14 +268,28 @@ def _table(lines: List[str], at: int, start: int) -> Tuple[Optional[_Table], int
             header.append(lines[after].rstrip())
         after += 1
     if after >= len(lines) or not _row_start(lines[after], _LABEL):
+        if re.search(r"CPU\s*Aff", header[0]):
+            raise Refused("a header stands there without its rows")
         return None, at + 1  # names without a row: a sentence, not a table
     names, affinity = _names("".join(header))
+    rows, after = _collect(lines, after, names)
     gpus = sum(1 for label in names if label.startswith("GPU"))
+    adapters = dict(found.groups() for found in map(_LEGEND.match, lines) if found)
+    return _Table(names, gpus, affinity, rows, len(header) > 1, _kind(rows), adapters), after
+
+
+def _collect(lines: List[str], after: int, names: List[str]) -> Tuple[List[_Row], int]:
+    """The rows of these devices from a line on, wrapped ones put together, and the line after them. Raises Refused."""
     labels = re.compile(r"(?<!\S)(" + "|".join(re.escape(label) for label in names) + r")(?=\s)")
     rows: List[_Row] = []
     while after < len(lines):
         line = lines[after]
         row = _row_start(line, labels)
+        strange = _row_start(line, _LABEL)
+        if strange is not None and strange.label not in names:
+            raise Refused(
+                f"the header does not name {strange.label}, which has a row: the text is cut at its right side"
+            )
         if row is not None and len(rows) == len(names):
             raise Refused(f"after the last row comes one row more, of {row.label}")
         if row is not None:
@@ -290,8 +304,7 @@ def _table(lines: List[str], at: int, start: int) -> Tuple[Optional[_Table], int
             rows[-1].text = rows[-1].text.rstrip() + line.rstrip()
             rows[-1].mended = True
         after += 1
-    adapters = dict(found.groups() for found in map(_LEGEND.match, lines) if found)
-    return _Table(names, gpus, affinity, rows, len(header) > 1, _kind(rows), adapters), after
+    return rows, after
 
 
 def _kind(rows: List[_Row]) -> str:
@@ -416,6 +429,8 @@ def _affinity(row: _Row, columns: int) -> List[Optional[str]]:
 
 def _topology(table: _Table) -> Topology:
     """A table of `topo -m`, cell by cell. Raises Refused."""
+    if not table.affinity:
+        raise Refused("the header ends after its devices, where every nvidia-smi has CPU Affinity: the text is cut")
     rows = _rows(table, _TOPOLOGY_CELL)
     cells: Dict[Tuple[int, int], str] = {}
     full: List[bool] = []

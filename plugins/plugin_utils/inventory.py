@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, limits, nccl, plan, services
+from ..module_utils import flags, hardware, limits, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data
 
@@ -69,6 +69,7 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _user_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in hosts for fault in _topology_faults(inventory, name)))
     if not hosts:
         found.append(
             Finding(
@@ -231,6 +232,35 @@ def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]
             limits.locked_bytes(limits.INFINITE if value is None else value)
         except ValueError:
             faults.append(("limit", f"{variable} is {value!r}, which is no size of memory", limits.SPELLINGS))
+    return faults
+
+
+def _topology_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """What role gpu_topology would trip over: a link that is none, ids of no finding, counts that contradict."""
+    faults = []
+    expected = inventory.role_value(name, "gpu_topology", "gpu_topology_expected")
+    expected = expected if isinstance(expected, dict) else {}
+    link, gpus = expected.get("link"), inventory.get(name, "fleet_gpus")
+    if link is not None and not re.fullmatch(r"NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC", str(link).upper()):
+        faults.append(
+            (
+                "topology",
+                f"gpu_topology_expected.link is {link!r}, which is no link",
+                "Write it as nvidia-smi topo -m does: NV18, PIX, PXB, PHB, NODE or SYS",
+            )
+        )
+    if None not in (expected.get("gpus"), gpus) and expected["gpus"] != gpus:
+        message = f"gpu_topology_expected.gpus is {expected['gpus']}, fleet_gpus is {gpus}"
+        faults.append(("topology", message, "Leave gpu_topology_expected.gpus out: fleet_gpus is expected anyway"))
+    accepted = inventory.role_value(name, "gpu_topology", "gpu_topology_accept")
+    for id_ in accepted if isinstance(accepted, list) else []:
+        if str(id_) not in hardware.FINDINGS and not re.fullmatch(r"xid-\d+", str(id_)):
+            fix = f"{did_you_mean(id_, hardware.FINDINGS)}docs/findings.md lists them"
+            faults.append(("topology", f"gpu_topology_accept has {id_!r}, which is no finding", fix))
+    seconds = inventory.role_value(name, "gpu_topology", "gpu_topology_bandwidth_seconds")
+    if isinstance(seconds, int) and seconds < 1:
+        message = f"gpu_topology_bandwidth_seconds is {seconds}"
+        faults.append(("topology", message, "Give it at least 60, or leave it out"))
     return faults
 
 
@@ -410,13 +440,22 @@ def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -
         value = inventory.get(host, name)
         if value is None:
             continue
-        result = ArgumentSpecValidator({name: {**_spec(option), "required": False}}).validate({name: value})
         secret = option.get("no_log", False)
-        for error in result.error_messages:
+        for error in _type_errors(name, option, value):
             shown = "a secret" if secret else repr(value)[:80]
             reason = "it has the wrong type" if secret else _plain(str(error))
             faults.append(("wrong-type", f"{name} is {shown}: {reason}", _first_line(option.get("description", ""))))
     return faults
+
+
+def _type_errors(name: str, option: Mapping[str, Any], value: Any) -> list[str]:
+    """What Ansible's judge says of a value; of some shapes it can say nothing and fails itself."""
+    try:
+        return list(
+            ArgumentSpecValidator({name: {**_spec(option), "required": False}}).validate({name: value}).error_messages
+        )
+    except (TypeError, AttributeError, ValueError):
+        return [f"it is no {option.get('type', 'str')}"]
 
 
 def _plain(error: str) -> str:

@@ -6,6 +6,7 @@ input refused.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import sys
@@ -14,11 +15,14 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gpu_fleet import runs
+from gpu_fleet import cli_capacity, runs
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help="Run a fleet of vLLM hosts."
 )
+
+# What reading a document of another shape raises.
+MALFORMED = (KeyError, TypeError, AttributeError, ValueError, IndexError)
 
 Inventory = Annotated[
     Path, typer.Option("-i", "--inventory", help="Inventory folder or file, such as inventories/prod.")
@@ -39,15 +43,19 @@ def _finish(outcome: runs.Outcome, as_json: bool, text: str) -> None:
     if as_json:
         typer.echo(json.dumps(outcome.as_dict(), indent=1))
     else:
-        for failure in outcome.failures:
-            typer.echo(
-                failure.message if outcome.refused else f"{failure.host}: {failure.task}: {failure.message}", err=True
-            )
-        for host in outcome.unreachable:
-            typer.echo(f"{host}: not reached; nothing was changed there", err=True)
+        _complain(outcome)
         if not outcome.exit_status:
             typer.echo(text)
     raise typer.Exit(outcome.exit_status)
+
+
+def _complain(outcome: runs.Outcome) -> None:
+    """Every failure and every host that was not reached, a line each."""
+    for failure in outcome.failures:
+        where = f"{failure.host}: {failure.task}: " if failure.host and not outcome.refused else ""
+        typer.echo(f"{where}{failure.message}", err=True)
+    for host in outcome.unreachable:
+        typer.echo(f"{host}: not reached; nothing was changed there", err=True)
 
 
 def _run(playbook: str, inventory: Path, as_json: bool, **options: Any) -> runs.Outcome:
@@ -101,10 +109,12 @@ def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> No
 def _saved(source: Path) -> str:
     """The text of a saved matrix, - for standard input."""
     try:
-        return sys.stdin.read() if str(source) == "-" else source.read_bytes().decode(errors="replace")
+        raw = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
     except OSError as error:
         typer.echo(f"{source}: {error.strerror}", err=True)
         raise typer.Exit(2) from error
+    wide = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # what a redirection of PowerShell writes
+    return raw.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
 def _seen(source: Path, as_json: bool) -> dict[str, Any]:
@@ -121,7 +131,7 @@ def _seen(source: Path, as_json: bool) -> dict[str, Any]:
                 "findings": [hardware.as_dict(found) for found in hardware.judge(facts, known, host=str(source))],
                 "recommendation": hardware.recommend(facts, known),
             }
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except MALFORMED as error:
             _refuse(source, {"refused": f"this is no whole result of gpu_facts: {error!r}", "kind": "none"}, as_json)
     try:
         table = topology.read(text)
@@ -163,7 +173,7 @@ def _facts_of(text: str) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return facts if {"gpus", "topology", "driver"} <= set(facts) else None
 
@@ -190,24 +200,47 @@ def topology(
     json_: Json = False,
 ) -> None:
     """GPUs, links and what is wrong with them. Exit status 0 all well, 1 something was found, 2 refused."""
-    from gpu_fleet import picture
-
     if (inventory is None) == (source is None):
         typer.echo("give an inventory (-i) or a saved file (--from), one of them", err=True)
         raise typer.Exit(2)
-    failed, hosts = 0, {}
+    if source is not None and (learn or bandwidth or limit):
+        typer.echo("--learn, --bandwidth and --limit ask hosts; they go with an inventory (-i)", err=True)
+        raise typer.Exit(2)
+    outcome = None
     if source is not None:
         hosts = {str(source): _seen(source, json_)}
     else:
+        assert inventory is not None
         variables = {"gpu_topology_fail_on": "never", "gpu_topology_learn": learn, "gpu_topology_bandwidth": bandwidth}
         outcome = _run("topology", inventory, json_, limit=limit, variables=variables)
-        if outcome.exit_status:
-            _finish(outcome, json_, "")
+        if outcome.refused or not (outcome.hosts or outcome.unreachable):
+            _finish(outcome, json_, "no GPU host")
         hosts = {
             name: {"of": told["facts"], "findings": told["findings"], "recommendation": told["recommendation"]}
             for name, told in sorted(outcome.hosts.items())
         }
-    answer = {}
+    try:
+        answer, found = _shown(hosts, svg, json_)
+    except MALFORMED as error:
+        if source is None:
+            raise
+        _refuse(source, {"refused": f"this is no whole result of gpu_facts: {error!r}", "kind": "none"}, json_)
+    if json_ and outcome is None:
+        typer.echo(json.dumps(answer[str(source)], indent=1))
+    elif json_ and outcome is not None:
+        failures = [vars(failure) for failure in outcome.failures]
+        typer.echo(json.dumps({"hosts": answer, "unreachable": outcome.unreachable, "failures": failures}, indent=1))
+    elif outcome is not None:
+        _complain(outcome)
+    raise typer.Exit(1 if found or (outcome is not None and outcome.exit_status) else 0)
+
+
+def _shown(hosts: dict[str, dict[str, Any]], svg: Path | None, as_json: bool) -> tuple[dict[str, Any], bool]:
+    """Draw and print hosts; gives them for machines, and whether anything was found."""
+    from gpu_fleet import picture
+
+    answer: dict[str, Any] = {}
+    found = False
     for name, told in hosts.items():
         drawn = _drawn(told, marked=True)
         answer[name] = {
@@ -215,15 +248,13 @@ def topology(
             "findings": told["findings"],
             "recommendation": told["recommendation"],
         }
-        failed |= any(found["severity"] != "info" for found in told["findings"])
+        found |= any(finding["severity"] != "info" for finding in told["findings"])
         if svg is not None:
             into = svg if len(hosts) == 1 else svg.with_name(f"{svg.stem}-{name}{svg.suffix}")
             _write(into, picture.svg(drawn))
-        if not json_:
+        if not as_json:
             _show(name, told)
-    if json_:
-        typer.echo(json.dumps(answer[str(source)] if source is not None else answer, indent=1))
-    raise typer.Exit(1 if failed else 0)
+    return answer, found
 
 
 def _write(path: Path, text: str) -> None:
@@ -242,13 +273,15 @@ def _show(name: str, told: dict[str, Any]) -> None:
     from gpu_fleet.domain import module_util
 
     console = Console(highlight=False)
-    console.print(f"[bold]{name}[/bold]")
+    console.print(name, style="bold", markup=False)
     console.print(picture.table(_drawn(told, marked=False)))
     for found in told["findings"]:
         console.print(f"{found['severity']} {found['id']}: {found['evidence']}. {found['remedy']}", markup=False)
     for text in module_util("hardware").advice(told["recommendation"]):
         console.print(text, markup=False)
 
+
+cli_capacity.register(app)
 
 if __name__ == "__main__":
     app()

@@ -6,6 +6,7 @@ The command line and any other Python program use this; whatever it does, `ansib
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -95,6 +96,13 @@ def _environment() -> dict[str, str]:
     }
 
 
+def _last_words(done: Any) -> str:
+    """What ansible-playbook said before it gave up, without colours."""
+    said = "".join(stream.read() for stream in (done.stderr, done.stdout) if stream)
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines() if line.strip()]
+    return "\n".join(lines[-12:]) or "ansible-playbook failed and said nothing"
+
+
 def run(
     playbook: str,
     inventory: Path,
@@ -133,5 +141,9 @@ def run(
             event_handler=handle,
             quiet=True,
         )
-    outcome.status = done.rc if done.rc is not None else 1
+        outcome.status = done.rc if done.rc is not None else 1
+        if outcome.status and not (outcome.failures or outcome.unreachable):
+            # It ended before the first task: an inventory that cannot be read, a limit that matches nothing.
+            outcome.failures.append(Failure("", "", _last_words(done)))
+            outcome.refused = True
     return outcome

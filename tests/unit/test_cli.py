@@ -47,3 +47,16 @@ def test_a_refused_inventory_is_status_2_and_one_message(prod):
 @pytest.mark.parametrize("arguments", [["validate"], ["validate", "-i", "/nowhere"], ["nonsense"]])
 def test_used_wrongly_is_status_2(arguments):
     assert fleet(*arguments).exit_code == 2
+
+
+def test_a_limit_that_matches_nothing_says_so(prod):
+    done = fleet("deploy", "-i", prod, "--limit", "nope")
+    assert done.exit_code == 2
+    assert "nope" in done.output or "no hosts" in done.output
+
+
+def test_an_inventory_that_cannot_be_parsed_says_so(tmp_path):
+    (tmp_path / "hosts.yml").write_text("[")
+    done = fleet("validate", "-i", tmp_path)
+    assert done.exit_code == 2
+    assert "hosts.yml" in done.output

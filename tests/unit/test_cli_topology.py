@@ -58,6 +58,31 @@ def test_saved_facts_are_judged_whole(tmp_path):
     assert fleet("--from", saved).exit_code == 0
 
 
+def test_names_and_encodings(tmp_path):
+    odd = tmp_path / "d[b][red].txt"
+    odd.write_bytes((TOPO / "65.txt").read_text().encode("utf-16"))
+    done = fleet("--from", odd)
+    assert done.exit_code == 0, done.output
+    assert "d[b][red].txt" in done.output.replace("\n", "")
+    assert fleet("--from", "-", stdin=b"\xe9\xff").exit_code == 2
+    odd.write_text('{"a":' * 100000)
+    assert fleet("--from", odd).exit_code == 2
+
+
+@pytest.mark.parametrize(("place", "value"), [(("gpus", 0, "index"), "x"), (("nics",), [3]), (("gpus", 0), None)])
+def test_facts_that_were_tampered_with_are_refused(tmp_path, place, value):
+    facts = hosts.facts("h100x8")
+    *path, last = place
+    spot = facts
+    for step in path:
+        spot = spot[step]
+    spot[last] = value
+    (tmp_path / "x.json").write_text(json.dumps(facts))
+    done = fleet("--from", tmp_path / "x.json")
+    assert done.exit_code == 2, done.output
+    assert "no whole result of gpu_facts" in done.output
+
+
 def test_standard_input():
     assert fleet("--from", "-", stdin=(TOPO / "65.txt").read_text()).exit_code == 0
 
@@ -70,6 +95,8 @@ def test_standard_input():
         (("--from", "/nonexistent"), "No such file"),
         (("--from", TOPO / "65.txt", "--svg", "/nonexistent/x.svg"), "No such file"),
         (("-i", "/nonexistent"), "there is no inventory"),
+        (("--from", "-", "--learn"), "go with an inventory"),
+        (("--from", "-", "--limit", "x"), "go with an inventory"),
     ],
 )
 def test_wrong_use_is_one_line(arguments, says):

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import time
 
 import pytest
 import yaml
@@ -45,6 +46,13 @@ def test_a_healthy_host_has_no_finding(name, groups):
     assert judged["stops"] == []
 
 
+ACS = {"*": ["SrcValid", "ReqRedir", "CmpltRedir"]}
+REQUIRES_RESET = dict.fromkeys(
+    ("ecc.errors.uncorrected.volatile.total", "pcie.link.width.current", "mig.mode.current", "persistence_mode"),
+    "[GPU requires reset]",
+)
+
+
 def unit(name):
     return f"/system.slice/{name}"
 
@@ -65,8 +73,27 @@ FAULTS = [
     ("nvlink-narrower", "error", {"cells": ALL_NVLINK_DOWN_TO, "links": {3: {4: None}}}, {}),
     ("nvlink-missing", "error", {"cells": {(3, o): "SYS" for o in range(8) if o != 3}, "links": {3: None}}, {}),
     ("nvlink-inactive", "error", {"links": {3: {4: None}}}, {}),
-    ("link-unexpected", "error", {}, {"expected": {"link": "NV19"}}),
-    ("acs-on-path", "error", {"name": "pcie", "acs": {"*": ["SrcValid", "ReqRedir", "CmpltRedir"]}}, {}),
+    ("link-unexpected", "error", {}, {"expected": {"link": "nv19"}}),
+    ("acs-on-path", "warning", {"name": "pcie", "acs": ACS}, {}),
+    ("acs-on-path", "error", {"name": "pcie", "acs": ACS}, {"groups": [[0, 1]]}),
+    ("acs-on-path", "info", {"name": "pcie", "acs": ACS}, {"groups": [[0], [1]]}),
+    ("gpu-unanswered", "error", {"gpus": {3: {"memory.total": "[N/A]"}}}, {}),
+    ("gpu-unanswered", "warning", {"gpus": {3: {"ecc.errors.uncorrected.volatile.total": "[Unknown Error]"}}}, {}),
+    ("gpu-unanswered", "error", {"gpus": {3: REQUIRES_RESET}}, {}),
+    (
+        "nvlink-inactive",
+        "info",
+        {"links": {index: {4: None, 5: None} for index in range(8)}, "cells": pairs("NV16")},
+        {},
+    ),
+    ("topology-unreadable", "warning", {"calls": {"topo -m": {"rc": 1, "out": "Failed"}}}, {}),
+    (
+        "topology-unreadable",
+        "error",
+        {"calls": {"topo -m": {"rc": 1, "out": "Failed"}}},
+        {"expected": {"link": "nv18"}},
+    ),
+    ("group-beyond", "error", {}, {"groups": [[0, 9]]}),
     ("fabric-not-ready", "error", {"gpus": {"*": {"fabric.state": "In Progress", "fabric.status": "N/A"}}}, {}),
     ("fabric-not-ready", "error", {"gpus": {4: {"fabric.status": "Initialization Failed"}}}, {}),
     ("fabric-unhealthy", "error", {"health": "Unhealthy"}, {}),
@@ -91,11 +118,12 @@ FAULTS = [
     ("row-remap-failed", "error", {"gpus": {3: {"remapped_rows.failure": "Yes"}}}, {}),
     ("row-remap-pending", "warning", {"gpus": {3: {"remapped_rows.pending": "Yes"}}}, {}),
     ("row-remap-pending", "warning", {"gpus": {3: {"retired_pages.pending": "Yes"}}}, {}),
-    ("xid", "error", {"xid": [XID.format(bus="1b", code=79)]}, {}),
-    ("xid", "warning", {"xid": [XID.format(bus="1b", code=63)] * 3}, {}),
-    ("xid", "warning", {"xid": [XID.format(bus="1b", code=999)]}, {}),
+    ("xid-79", "error", {"xid": [XID.format(bus="1b", code=79)]}, {}),
+    ("xid-63", "warning", {"xid": [XID.format(bus="1b", code=63)] * 3}, {}),
+    ("xid-999", "warning", {"xid": [XID.format(bus="1b", code=999)]}, {}),
     ("foreign-process", "error", {"apps": [APP]}, {}),
     ("foreign-process", "error", {"apps": [{**APP, "unit": unit("ollama.service")}]}, {"groups": [[2, 3]]}),
+    ("foreign-process", "warning", {"apps": [{**APP, "used_memory": "30"}]}, {}),
     ("foreign-process", "warning", {"apps": [APP]}, {"groups": [[0, 1]]}),
     ("persistence-off", "warning", {"gpus": {"*": {"persistence_mode": "Disabled"}}}, {}),
     ("p2p-refused", "error", {"p2p": {"read": {(0, 1): "TNS"}, "write": {(0, 1): "TNS"}}}, {}),
@@ -160,10 +188,12 @@ def test_every_finding_is_documented_and_has_such_a_host():
     raised = set(re.findall(r'(?:look\.finding|Finding)\(\s*"([a-z0-9-]+)"', source))
     raised |= {"gpu-model-unexpected", "gpu-memory-unexpected"}
     raised |= {f"bandwidth-{state}" for state in ("corrupt", "hung", "failed", "low")}
+    raised |= {"learned-unreadable", "xid-CODE"}
     assert raised == set(hardware.FINDINGS)
     elsewhere = {"gpu-none", "gpu-lost", "gpu-tool-failed", "gpu-tool-missing", "driver-not-loaded", "link-asymmetric"}
-    elsewhere |= {"topology-changed", "release-unfit", "release-none"}
-    assert {id_ for id_ in raised if not id_.startswith("bandwidth-")} == {fault[0] for fault in FAULTS} | elsewhere
+    elsewhere |= {"topology-changed", "release-unfit", "release-none", "learned-unreadable"}
+    shown = {re.sub(r"xid-\d+", "xid-CODE", fault[0]) for fault in FAULTS}
+    assert {id_ for id_ in raised if not id_.startswith("bandwidth-")} == shown | elsewhere
 
 
 def test_a_host_that_runs_no_release():
@@ -270,6 +300,82 @@ def test_a_repair_is_noticed():
     found = judge(learned=before, cells={(2, 3): "NV17"})
     assert {finding.id for finding in found} == {"topology-changed", "nvlink-narrower"}
     assert judge(learned=before) == []
+
+
+def test_all_gpus_gone_is_noticed():
+    before = hardware.remember(hosts.facts("h100x8"))
+    (found,) = hardware.judge({**hardware.EMPTY, "vendor": "none"}, KNOWN, learned=before)
+    assert found.id == "gpu-none"
+
+
+def test_what_was_not_told_is_no_change():
+    before = hardware.remember(hosts.facts("h100x8"))
+    found = judge(learned=before, calls={"topo -m": {"rc": 1, "out": "Failed"}})
+    assert [finding.id for finding in found] == ["topology-unreadable"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{garbage", "[]", '{"gpus": null}', '{"gpus": [{"name": 1}]}', '{"pairs": {}}', "[" * 100000]
+)
+def test_a_damaged_file_of_what_was_learned_is_named(text):
+    judged = gpu_judgement(
+        hosts.facts("h200x2"),
+        {"host": "gpu-01", "has_learned": True, "learned": text, "learned_file": "/x/gpu-01.json"},
+    )
+    (stop,) = judged["stops"]
+    assert stop.startswith("error learned-unreadable: gpu-01: /x/gpu-01.json")
+    assert "gpu_topology_learn" in stop
+
+
+def test_what_was_learned_can_be_read_again():
+    facts = hosts.facts("h100x8")
+    text = json.dumps(hardware.remember(facts))
+    assert gpu_judgement(facts, {"has_learned": True, "learned": text, "learned_file": "x"})["findings"] == []
+
+
+@pytest.mark.parametrize("driver", ["amdgpu", "vfio-pci", None])
+def test_a_display_of_another_maker_and_a_card_given_away_are_not_lost(driver):
+    facts = hosts.facts("h100x8")
+    card = {"address": "0000:0c:00.0", "vendor_id": "10de" if driver == "vfio-pci" else "1002", "device_id": "164e"}
+    facts["pci_gpus"].append({**card, "driver": driver})
+    assert hardware.judge(facts, KNOWN) == []
+
+
+def test_half_of_an_unequal_mesh_is_healthy():
+    cells = {(0, 1): "NV1", (0, 2): "NV1", (0, 3): "NV2", (1, 2): "NV2", (1, 3): "NV1", (2, 3): "NV2"}
+    rows = ["\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity"]
+    for i in range(4):
+        rows.append(
+            "\t".join([f"GPU{i}", *(" X " if i == j else cells[min(i, j), max(i, j)] for j in range(4)), "0-7"])
+        )
+    assert hardware.judge_matrix(topology.read("\n".join(rows)), KNOWN) == []
+
+
+def test_acs_never_switches_nvlink_off():
+    facts = hosts.facts("h100x8", acs=ACS)
+    assert hardware.recommend(facts, KNOWN)["nccl"][0]["variables"] == {}
+    cells = {**pairs("SYS", range(4)), (0, 1): "NV4", (2, 3): "NV4"}
+    facts = hosts.facts("h100x8", cells=cells, acs=ACS)
+    told = hardware.recommend(facts, KNOWN, [[0, 1], [0, 1, 2, 3]])["nccl"]
+    assert [entry["variables"] for entry in told] == [{}, {"NCCL_P2P_LEVEL": "NVL"}]
+
+
+def test_many_gpus_are_grouped_in_time():
+    count = 24
+    rows = ["\t" + "\t".join(f"GPU{i}" for i in range(count)) + "\tCPU Affinity"]
+    for i in range(count):
+        links = (" X " if i == j else "PIX" if i // 8 == j // 8 else "SYS" for j in range(count))
+        rows.append("\t".join([f"GPU{i}", *links, "0-7"]))
+    began = time.monotonic()
+    groups = hardware.partition(topology.read("\n".join(rows)), 8)
+    assert [list(group) for group in groups] == [list(range(start, start + 8)) for start in (0, 8, 16)]
+    assert time.monotonic() - began < 5
+
+
+def test_a_card_for_the_display_decides_nothing():
+    changes = {0: {"name": "NVIDIA GeForce GT 1030", "compute_cap": "6.1"}}
+    settings = {"groups": [[1, 2]], "releases": [{"version": "0.26.0", "accelerator": "cu130"}]}
+    assert gpu_judgement(hosts.facts("h100x8", gpus=changes), settings)["stops"] == []
 
 
 def test_the_groups_of_a_plan():

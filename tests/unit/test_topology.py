@@ -81,7 +81,7 @@ def test_the_old_name_of_sys():
     [
         ("", "empty"),
         ("Topology: see attachment", "no table"),
-        (PAIR.format("NV18", "NV18").split("GPU1\t")[0] + "GPU1\tCPU Affinity\n", "no table"),
+        (PAIR.format("NV18", "NV18").split("GPU1\t")[0] + "GPU1\tCPU Affinity\n", "without its rows"),
         ("\n".join(PAIR.format("SYS", "SYS").split("\n")[:2]), "row of GPU1 is missing"),
         (PAIR.format("SYS", "SYS").replace("GPU1\tCPU", "GPU2\tCPU"), "count its GPUs"),
         (PAIR.format("SYS", "FAST"), "row of GPU1 is missing"),
@@ -90,12 +90,25 @@ def test_the_old_name_of_sys():
         (PAIR.format("NV18", "NV99"), "more NVLinks than any GPU"),
         (PAIR.format("NV120-7", "NV12"), "NV120-7"),
         (PAIR.format("SYS", "SYS") + PAIR.format("PIX", "PIX"), "2 tables that differ"),
+        ("\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \n", "ends after its devices"),
+        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\nGPU1\tSYS\t0-7\n", "cut at its right side"),
+        (PAIR.split("GPU0\t X", maxsplit=1)[0] + PAIR.format("PIX", "PIX"), "without its rows"),
         (PAIR.format("SYS", "SYS") + "GPU1\tSYS\t X \t0-7\t0\n", "row more"),
     ],
 )
 def test_what_cannot_be_told_for_certain_is_refused(text, reason):
     with pytest.raises(topology.Refused, match=reason):
         topology.read(text)
+
+
+@pytest.mark.parametrize("case", TRUE, ids=lambda case: case["id"])
+@pytest.mark.parametrize("width", [16, 20, 24, 32, 40, 48, 56, 64, 80, 120])
+def test_a_table_cut_at_its_right_side_is_no_smaller_host(case, width):
+    text = "\n".join(line[:width] for line in text_of(case).expandtabs(8).splitlines())
+    try:
+        assert topology.read(text).as_dict()["pairs"] == case["expected"]["pairs"]
+    except topology.Refused as refused:
+        assert refused.reason
 
 
 def test_a_table_said_twice_is_one_table():

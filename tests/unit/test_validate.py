@@ -101,6 +101,12 @@ MISTAKES = [
         {"vllm_services": [{"name": "chat", "model": "m", "args": {"tensor-parallel-size": 4}}]},
         "= 4 processes, but a replica has 2 GPUs",
     ),
+    ({"gpu_topology_expected": {"link": "NVLINK"}}, "gpu_topology_expected.link is 'NVLINK', which is no link"),
+    ({"gpu_topology_expected": {"gpuz": 8}}, "gpuz"),
+    ({"gpu_topology_expected": [8]}, "gpu_topology_expected"),
+    ({"gpu_topology_expected": {"gpus": 8}}, "gpu_topology_expected.gpus is 8, fleet_gpus is 2"),
+    ({"gpu_topology_accept": ["persistance-off"]}, "Did you mean persistence-off?"),
+    ({"gpu_topology_bandwidth_seconds": -4}, "gpu_topology_bandwidth_seconds is -4"),
     ({"model_store_models": [{"name": "m", "folderr": "/x"}]}, "folderr"),
 ]
 
