@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
@@ -44,6 +44,19 @@ class BadLaunch(Exception):
 
 
 @dataclass(frozen=True)
+class Remark:
+    """One judgement of a rule. severity: error, warning or info."""
+
+    rule: str
+    severity: str
+    message: str
+    fix: str = ""
+
+    def as_dict(self) -> Dict[str, str]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Known:
     """Data that the rules go by, parsed.
 
@@ -70,7 +83,7 @@ class Gpu:
     capability: Optional[Tuple[int, int]]
     free_gib: Optional[float]
     mig: bool
-    nvlink: Optional[bool]
+    nvlink: Optional[str]  # all | pairs | none
 
 
 def release(version: str) -> Tuple[int, ...]:
@@ -130,7 +143,7 @@ def _gpu(raw: Mapping[str, Any], gpus: Mapping[str, Any]) -> Gpu:
         gib=float(gib),
         capability=capability_of(raw.get("compute_capability", entry.get("compute_capability"))),
         free_gib=float(free) if isinstance(free, (int, float)) and not isinstance(free, bool) else None,
-        mig=bool(mig) and str(mig).lower() not in ("disabled", "false", "none", "[n/a]") or "MIG" in name.split(),
+        mig=(bool(mig) and str(mig).lower() not in ("disabled", "false", "none", "[n/a]")) or "MIG" in name.split(),
         nvlink=entry.get("nvlink"),
     )
 

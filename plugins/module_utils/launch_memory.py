@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import GIB, Case, max_length, size_of
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_rules import Remark, dtype_of
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import GIB, Case, Remark, max_length, size_of
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import dtype_of
 
 # The prediction's own doubt. Within it a launch is tight, neither right nor wrong.
 DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
@@ -25,6 +25,8 @@ DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
 # 4.76 to 7.38 GiB, llm-d-incubation/llm-d-planner); the profile of a vision tower is not fitted at all (1.6 GiB a GPU,
 # Qwen2.5-VL-72B on four A100, vllm-project/vllm#16570).
 DOUBT_OLD_SHARE, DOUBT_MULTIMODAL_GIB = 3.0, 1.6
+# Of the share, for the KV cache; a launch of vllm-project/vllm#16570 with a twentieth left started and then ran out of memory.
+LEAST_KV_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def cache_dtype_of(case: Case) -> str:
 
 def kept_shape(case: Case) -> Optional[model_memory.Shape]:
     """The shape, without windows where the release keeps every token of every layer all the same: before 0.9.2, where the
-    manager of mixed layers is off, and for chunked layers, which are kept apart only when VLLM_ALLOW_CHUNKED_LOCAL_ATTN_...
-    asks for it (config/vllm.py)."""
+    manager of mixed layers is off, and for chunked layers before 0.14, when keeping them apart had to be asked for
+    (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE in envs.py)."""
     shape = case.shape
     if shape is None:
         return None
@@ -73,7 +75,11 @@ def kept_shape(case: Case) -> Optional[model_memory.Shape]:
     mixed = bool(kinds & {model_shape.FULL, model_shape.MLA}) and bool(
         kinds & {model_shape.SLIDING, model_shape.CHUNKED}
     )
-    off = case.release < (0, 9, 2) or case.on("disable-hybrid-kv-cache-manager") or model_shape.CHUNKED in kinds
+    off = (
+        case.release < (0, 9, 2)
+        or case.on("disable-hybrid-kv-cache-manager")
+        or (model_shape.CHUNKED in kinds and case.release < (0, 14, 0))
+    )
     if not (mixed and off):
         return shape
     layers = tuple(
@@ -295,6 +301,12 @@ def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Itera
         )
         share = math.floor(100 * (gpu.gib - found.outside_gib) / gpu.gib) / 100
         yield Remark("headroom", "warning", message, f"--gpu-memory-utilization {share:.2f} or less")
+    elif found.kv_gib < LEAST_KV_SHARE * found.requested_gib and found.request_gib > 0:
+        message = (
+            f"little head room: the weights take {found.weights_gib:.2f} of the {found.requested_gib:.2f} GiB asked for, and "
+            f"{found.kv_gib:.2f} GiB are left for the KV cache ({numbers}); a peak that was not foreseen takes all of it"
+        )
+        yield Remark("headroom", "warning", message, "More GPUs, or a checkpoint with fewer bits")
     elif 0 < found.max_concurrency < 2 and not case.pooling and found.request_gib <= room_gib(found):
         message = (
             f"the KV cache holds {found.kv_tokens} tokens, {found.max_concurrency:.2f} requests of the full length "
