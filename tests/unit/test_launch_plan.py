@@ -1,0 +1,744 @@
+"""Launches judged by the release they name, and chosen: the handed cases, own ones derived from vLLM's sources, choices.
+
+A source such as `u33 config/model.py:1561` is a line of vLLM 0.33.0 below vllm/, `u26` of 0.26.0, others are named.
+"""
+
+import json
+import pathlib
+
+import launches
+import pytest
+import yaml
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import launch_plan
+from launches import (
+    AWQ,
+    BERT,
+    FP8_BLOCK,
+    GEMMA2_9B,
+    GPTQ,
+    KNOWN,
+    LLAMA2_7B,
+    LLAMA_8B,
+    LLAMA_70B,
+    LLAMA_405B,
+    MIXTRAL,
+    QWEN_7B,
+    QWEN_30B_A3B,
+    QWEN_72B,
+    QWEN_235B,
+    SMOL_135M,
+    launch,
+    quantized,
+)
+
+PLANS = pathlib.Path(__file__).parent / "fixtures" / "plans"
+EXPECTED = [json.loads(line) for line in (PLANS / "expected.jsonl").read_text().splitlines()]
+NEWER = ("0.26.0", "0.27.1", "0.29.0")
+
+
+def judge(case):
+    return launch_plan.judge(case, KNOWN)
+
+
+def says(message, words):
+    """Every entry stands in the message, any case; a|b means either."""
+    return all(any(part.lower() in message.lower() for part in word.split("|")) for word in words)
+
+
+# Each in its own release, and in newer ones where the verdict still holds.
+HANDED = [(e, version) for e in EXPECTED for version in (None, *(NEWER if e["current"] else ()))]
+
+
+@pytest.mark.parametrize(
+    ("expected", "version"), HANDED, ids=lambda value: value["file"] if isinstance(value, dict) else value
+)
+def test_handed(expected, version):
+    case = yaml.safe_load((PLANS / expected["file"]).read_text())
+    if version:
+        case["vllm_version"] = version
+    verdict = judge(case)
+    assert verdict.outcome in [expected["outcome"], *expected["acceptable"]], verdict.findings
+    if expected["must_mention"]:
+        grave = [f.message for f in verdict.findings if f.severity != "info"]
+        assert any(says(message, expected["must_mention"]) for message in grave), grave
+    if verdict.outcome == "error" and expected["outcome"] == "error":
+        assert expected["rule"] in {f.rule for f in verdict.findings if f.severity == "error"}
+    observed = expected.get("observed", {})
+    if "kv_bytes_per_token_per_gpu" in observed:
+        assert verdict.memory["kv_bytes_per_token"] == observed["kv_bytes_per_token_per_gpu"]
+    if "weights_gib_per_gpu" in observed:
+        assert verdict.memory["weights_gib"] == pytest.approx(observed["weights_gib_per_gpu"], rel=0.05)
+
+
+# id: launch, outcome, rule of a finding (None: no finding but info), words in its message, source
+CASES = {
+    "heads over 8": (
+        launch(QWEN_7B, 14.19, "8 x H100 80GB HBM3", args={"tensor-parallel-size": 8, "max-model-len": 8192}),
+        ("error", "heads_tp", ["28", "8", "divi"]),
+        "u33 config/model.py:1561",
+    ),
+    "heads over 4": (
+        launch(QWEN_7B, 14.19, "4 x H100 80GB HBM3", args={"tensor-parallel-size": 4, "max-model-len": 8192}),
+        ("ok", None, []),
+        "u33 config/model.py:1561",
+    ),
+    "nine heads": (
+        launch(SMOL_135M, 0.25, "2 x L4", args={"tensor-parallel-size": 2}),
+        ("error", "heads_tp", ["9", "2"]),
+        "u26 config/model.py:1232",
+    ),
+    "three KV heads over nine": (
+        launch(SMOL_135M, 0.25, "3 x L4", args={"tensor-parallel-size": 3}),
+        ("ok", None, []),
+        "u33 model_executor/models/llama.py:151",
+    ),
+    "KV heads repeated": (
+        launch(QWEN_235B, 437.9, "8 x H200", args={"tensor-parallel-size": 8, "max-model-len": 16384}),
+        ("ok", None, []),
+        "u33 model_executor/models/llama.py:155: 8 is divisible by 4 KV heads",
+    ),
+    "KV heads neither way": (
+        launch(
+            {
+                **LLAMA_8B,
+                "num_attention_heads": 48,
+                "num_key_value_heads": 6,
+                "head_dim": 128,
+                "intermediate_size": 16384,
+            },
+            20.0,
+            "4 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 4, "max-model-len": 8192},
+        ),
+        ("error", "kv_heads_tp", ["6", "4", "KV"]),
+        "u33 model_executor/models/llama.py:151",
+    ),
+    "one KV head": (
+        launch(
+            {**LLAMA_8B, "num_key_value_heads": 1},
+            14.0,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("ok", None, []),
+        "u33 model_executor/models/llama.py:155",
+    ),
+    "intermediate size": (
+        launch(
+            {**LLAMA_8B, "intermediate_size": 13652},
+            14.0,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("error", "ffn_tp", ["13652", "8"]),
+        "u33 distributed/utils.py:54",
+    ),
+    "GPTQ group over 8": (
+        launch(
+            quantized(QWEN_72B, GPTQ, torch_dtype="float16"),
+            38.8,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("error", "quant_group_tp", ["29568", "3696", "128"]),
+        "u33 distributed/utils.py:148",
+    ),
+    "GPTQ group over 2": (
+        launch(
+            quantized(QWEN_72B, GPTQ, torch_dtype="float16"),
+            38.8,
+            "2 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 2, "max-model-len": 8192},
+        ),
+        ("error", "quant_group_tp", ["14784", "128"]),
+        "u33 distributed/utils.py:148: 14784 is 115.5 groups",
+    ),
+    "AWQ group of an 11008 wide model": (
+        launch(quantized(LLAMA2_7B, AWQ), 3.6, "4 x H100 80GB HBM3", args={"tensor-parallel-size": 4}),
+        ("error", "quant_group_tp", ["2752", "128"]),
+        "u33 model_executor/layers/quantization/auto_awq.py:821",
+    ),
+    "AWQ group that fits": (
+        launch(quantized(LLAMA2_7B, AWQ), 3.6, "2 x H100 80GB HBM3", args={"tensor-parallel-size": 2}),
+        ("ok", None, []),
+        "u33 model_executor/layers/quantization/auto_awq.py:821: 5504 is 43 groups",
+    ),
+    "fp8 block of experts": (
+        launch(
+            quantized(QWEN_235B, FP8_BLOCK),
+            220.0,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("error", "quant_group_tp", ["1536", "192", "128"]),
+        "u26 model_executor/layers/quantization/fp8.py:566",
+    ),
+    "fp8 block of experts, refined": (
+        launch(
+            quantized(QWEN_235B, FP8_BLOCK),
+            220.0,
+            "8 x H100 80GB HBM3",
+            "0.33.0",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("ok", None, []),
+        "u33 model_executor/layers/quantization/fp8.py:557: scales are refined down to 32",
+    ),
+    "fp8 block, experts whole": (
+        launch(
+            quantized(QWEN_235B, FP8_BLOCK),
+            220.0,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192, "enable-expert-parallel": True},
+        ),
+        ("ok", None, []),
+        "u26 model_executor/layers/fused_moe/config.py: experts are not divided under expert parallelism",
+    ),
+    "fp8 block over 4": (
+        launch(
+            quantized(QWEN_30B_A3B, FP8_BLOCK),
+            29.0,
+            "4 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 4, "max-model-len": 8192},
+        ),
+        ("error", "quant_group_tp", ["768", "192"]),
+        "u26 model_executor/layers/quantization/fp8.py:566",
+    ),
+    "bf16 asked of a T4": (
+        launch(QWEN_7B, 14.19, "4 x T4", args={"tensor-parallel-size": 4, "dtype": "bfloat16", "max-model-len": 4096}),
+        ("error", "bf16_cc", ["7.5", "bfloat16", "float16|half"]),
+        "u33 platforms/cuda.py:651",
+    ),
+    "bf16 checkpoint on a T4": (
+        launch(QWEN_7B, 14.19, "4 x T4", args={"tensor-parallel-size": 4, "max-model-len": 4096}),
+        ("ok", None, []),
+        "u33 config/model.py:2423: auto falls back to float16",
+    ),
+    "bf16 checkpoint on a V100 before 0.9": (
+        launch(QWEN_7B, 14.19, "V100 32GB", "0.8.5", args={"max-model-len": 4096}),
+        ("error", "bf16_cc", ["7.0", "bfloat16", "float16|half"]),
+        "0.8.5 config.py, _get_and_verify_dtype: the checkpoint's dtype is taken",
+    ),
+    "float16 for Gemma 2": (
+        launch(GEMMA2_9B, 17.2, args={"dtype": "half", "max-model-len": 4096}),
+        ("error", "fp16_model", ["gemma2", "float16"]),
+        "u33 config/model.py:2398",
+    ),
+    "Gemma 2 on a T4": (
+        launch(GEMMA2_9B, 17.2, "4 x T4", args={"tensor-parallel-size": 4, "max-model-len": 2048}),
+        ("warn", "float32_fallback", ["float32"]),
+        "u33 config/model.py:2423: neither bfloat16 nor float16",
+    ),
+    "AWQ asked for with bf16 before 0.24": (
+        launch(
+            quantized(LLAMA_8B, AWQ), 5.4, "A100 80GB", "0.20.2", args={"quantization": "awq", "max-model-len": 8192}
+        ),
+        ("error", "quant_dtype", ["bfloat16", "awq", "float16"]),
+        "0.20.2 model_executor/layers/quantization/awq.py, get_supported_act_dtypes",
+    ),
+    "AWQ asked for with bf16 since 0.24": (
+        launch(
+            quantized(LLAMA_8B, AWQ), 5.4, "A100 80GB", "0.24.0", args={"quantization": "awq", "max-model-len": 8192}
+        ),
+        ("ok", None, []),
+        "0.24.0 model_executor/layers/quantization/auto_awq.py",
+    ),
+    "AWQ left to Marlin with bf16": (
+        launch(quantized(LLAMA_8B, AWQ), 5.4, "A100 80GB", "0.20.2", args={"max-model-len": 8192}),
+        ("ok", None, []),
+        "0.20.2 model_executor/layers/quantization/awq_marlin.py, override_quantization_method",
+    ),
+    "AWQ on a T4 before Marlin reached it": (
+        launch(quantized(LLAMA_8B, AWQ, torch_dtype="float16"), 5.4, "T4", "0.11.0", args={"max-model-len": 8192}),
+        ("ok", None, []),
+        "0.11.0 model_executor/layers/quantization/awq.py: 7.5 and float16",
+    ),
+    "GPTQ asked for with bf16": (
+        launch(
+            quantized(LLAMA_8B, GPTQ), 5.4, "A100 80GB", "0.18.1", args={"quantization": "gptq", "max-model-len": 8192}
+        ),
+        ("error", "quant_dtype", ["bfloat16", "gptq"]),
+        "0.18.1 model_executor/layers/quantization/gptq.py",
+    ),
+    "fp8 on a T4": (
+        launch(
+            quantized(LLAMA_8B, {"quant_method": "fp8"}),
+            8.5,
+            "2 x T4",
+            "0.11.0",
+            args={"tensor-parallel-size": 2, "max-model-len": 4096},
+        ),
+        ("error", "quant_capability", ["8.0", "7.5", "fp8"]),
+        "0.11.0 config/vllm.py: Minimum capability",
+    ),
+    "MXFP4 on a T4": (
+        launch(quantized(LLAMA_8B, {"quant_method": "mxfp4"}), 5.0, "T4", args={"max-model-len": 4096}),
+        ("error", "quant_capability", ["8.0", "7.5"]),
+        "u26 config/vllm.py:687",
+    ),
+    "a method before its time": (
+        launch(quantized(LLAMA_8B, {"quant_method": "mxfp4"}), 5.0, version="0.8.5", args={"max-model-len": 4096}),
+        ("error", "unsupported_quant", ["mxfp4", "0.8.5", "quantiz"]),
+        "0.8.5 model_executor/layers/quantization/__init__.py",
+    ),
+    "a method that vLLM never had": (
+        launch(quantized(LLAMA_8B, {"quant_method": "exl2"}), 5.0, args={"max-model-len": 4096}),
+        ("error", "unsupported_quant", ["exl2"]),
+        "u33 config/model.py:1467",
+    ),
+    "GGUF in a newer release": (
+        launch(LLAMA_8B, 5.0, version="0.24.0", args={"quantization": "gguf", "max-model-len": 4096}),
+        ("error", "quant_plugin", ["gguf", "plugin"]),
+        "0.24.0 model_executor/layers/quantization/__init__.py",
+    ),
+    "bitsandbytes in 0.27": (
+        launch(LLAMA_8B, 5.3, version="0.27.1", args={"quantization": "bitsandbytes", "max-model-len": 4096}),
+        ("ok", None, []),
+        "0.27.1 model_executor/layers/quantization/__init__.py",
+    ),
+    "bitsandbytes in 0.28": (
+        launch(LLAMA_8B, 5.3, version="0.28.0", args={"quantization": "bitsandbytes", "max-model-len": 4096}),
+        ("error", "quant_plugin", ["bitsandbytes", "0.28"]),
+        "0.28.0 model_executor/layers/quantization/__init__.py",
+    ),
+    "another method than the checkpoint's": (
+        launch(quantized(LLAMA_8B, AWQ), 5.4, args={"quantization": "gptq", "max-model-len": 4096}),
+        ("error", "quant_mismatch", ["gptq", "awq"]),
+        "u33 config/model.py:1459",
+    ),
+    "AWQ of a checkpoint that is none": (
+        launch(LLAMA_8B, 14.96, args={"quantization": "awq", "max-model-len": 4096}),
+        ("error", "quant_mismatch", ["quantization_config"]),
+        "u33 model_executor/model_loader/weight_utils.py:380",
+    ),
+    "length above the model's": (
+        launch(QWEN_7B, 14.19, args={"max-model-len": 65536}),
+        ("error", "max_len_above_config", ["65536", "32768"]),
+        "u33 config/model.py:2664",
+    ),
+    "length with yarn before 0.30": (
+        launch(
+            {**QWEN_7B, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+            14.19,
+            args={"max-model-len": 65536},
+        ),
+        ("ok", None, []),
+        "u26 config/model.py:2225: original length times the factor",
+    ),
+    "length with linear scaling": (
+        launch({**LLAMA2_7B, "rope_scaling": {"type": "linear", "factor": 2.0}}, 12.6, args={"max-model-len": 8192}),
+        ("ok", None, []),
+        "u33 config/model.py:2634",
+    ),
+    "length with llama3 scaling": (
+        launch(
+            {**LLAMA_8B, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 14.96, args={"max-model-len": 200000}
+        ),
+        ("error", "max_len_above_config", ["200000", "131072"]),
+        "u33 config/model.py:2616",
+    ),
+    "length by K": (
+        launch(QWEN_7B, 14.19, args={"max-model-len": "64K"}),
+        ("error", "max_len_above_config", ["65536"]),
+        "u33 engine/arg_utils.py, human_readable_int",
+    ),
+    "length left to the model, too long": (
+        launch(LLAMA_8B, 14.96, "L4"),
+        ("error", "kv_fit", ["131072", "KV", "16.00"]),
+        "u26 v1/core/kv_cache_utils.py:779",
+    ),
+    "length asked for, too long": (
+        launch(LLAMA_8B, 14.96, "L4", args={"max-model-len": 65536}),
+        ("error", "kv_fit", ["65536", "KV", "8.00"]),
+        "u26 v1/core/kv_cache_utils.py:779",
+    ),
+    "length fitted by vLLM": (
+        launch(LLAMA_8B, 14.96, "L4", args={"max-model-len": "auto"}),
+        ("ok", None, []),
+        "u26 v1/core/kv_cache_utils.py, _auto_fit_max_model_len",
+    ),
+    "an fp8 KV cache": (
+        launch(LLAMA_8B, 14.96, "L4", args={"max-model-len": 20480, "kv-cache-dtype": "fp8"}),
+        ("ok", None, []),
+        "u26 v1/kv_cache_interface.py: half the bytes",
+    ),
+    "weights above the GPU": (
+        launch(LLAMA_70B, 131.4, args={"max-model-len": 4096}),
+        ("error", "weights_fit", ["weights", "131.4", "72.8"]),
+        "u26 v1/core/kv_cache_utils.py:759",
+    ),
+    "weights over two small GPUs": (
+        launch(LLAMA_70B, 131.4, "2 x L40S", args={"tensor-parallel-size": 2, "max-model-len": 4096}),
+        ("error", "weights_fit", ["65.7", "40.8"]),
+        "u26 v1/core/kv_cache_utils.py:759",
+    ),
+    "free memory": (
+        launch(LLAMA_8B, 14.96, "H200", args={"max-model-len": 8192}, free_gib=120.0),
+        ("error", "free_memory", ["120.00", "128.6", "0.92"]),
+        "u26 v1/worker/utils.py:439",
+    ),
+    "free memory of an older default": (
+        launch(LLAMA_8B, 14.96, "H200", "0.16.0", args={"max-model-len": 8192}, free_gib=127.0),
+        ("ok", None, []),
+        "0.16.0 config/cache.py: gpu_memory_utilization 0.9",
+    ),
+    "more processes than GPUs": (
+        launch(LLAMA_8B, 14.96, "2 x L4", args={"tensor-parallel-size": 4, "max-model-len": 4096}),
+        ("error", "world_size", ["4", "2"]),
+        "u33 config/parallel.py: World size is larger than the number of available GPUs",
+    ),
+    "data parallel beyond the GPUs": (
+        launch(
+            LLAMA_8B,
+            14.96,
+            "4 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 2, "data-parallel-size": 4, "max-model-len": 4096},
+        ),
+        ("error", "world_size", ["8", "4"]),
+        "u33 config/parallel.py",
+    ),
+    "more stages than layers": (
+        launch(
+            QWEN_7B, 14.19, "32 x H100 80GB HBM3", nodes=4, args={"pipeline-parallel-size": 32, "max-model-len": 4096}
+        ),
+        ("error", "pipeline_layers", ["32", "28"]),
+        "u33 distributed/utils.py, get_pp_indices",
+    ),
+    "tensor parallel over hosts": (
+        launch(
+            LLAMA_70B, 131.4, "16 x H100 80GB HBM3", nodes=2, args={"tensor-parallel-size": 16, "max-model-len": 8192}
+        ),
+        ("warn", "cross_host_tp", ["16", "8", "all-reduce", "MiB"]),
+        "u33 docs/serving/parallelism_scaling.md: tensor parallel inside a host",
+    ),
+    "tensor parallel over SYS": (
+        launch(
+            LLAMA_8B, 14.96, "2 x L40S", args={"tensor-parallel-size": 2, "max-model-len": 8192}, links={"0-1": "SYS"}
+        ),
+        ("warn", "slow_links_tp", ["SYS"]),
+        "u33 distributed/device_communicators/custom_all_reduce.py",
+    ),
+    "tensor parallel over NVLink": (
+        launch(
+            LLAMA_8B, 14.96, "2 x H200", args={"tensor-parallel-size": 2, "max-model-len": 8192}, links={"0-1": "NV18"}
+        ),
+        ("ok", None, []),
+        "u33 distributed/device_communicators/custom_all_reduce.py",
+    ),
+    "MIG": (
+        launch(
+            LLAMA_8B,
+            14.96,
+            "2 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 2, "max-model-len": 8192},
+            mig="3g.40gb",
+        ),
+        ("error", "mig_tp", ["MIG"]),
+        "NCCL has no peer access between MIG instances",
+    ),
+    "eager": (
+        launch(LLAMA_8B, 14.96, args={"enforce-eager": True, "max-model-len": 8192}),
+        ("warn", "eager", ["--enforce-eager"]),
+        "measured",
+    ),
+    "a removed option": (
+        launch(LLAMA_8B, 14.96, version="0.18.1", args={"swap-space": 4, "max-model-len": 8192}),
+        ("error", "removed_flag", ["--swap-space", "0.18", "--kv-offloading-size"]),
+        "data/serve_flags/0.18.1.yml",
+    ),
+    "the same option before": (
+        launch(LLAMA_8B, 14.96, version="0.16.0", args={"swap-space": 4, "max-model-len": 8192}),
+        ("ok", None, []),
+        "data/serve_flags/0.16.0.yml",
+    ),
+    "an option of a later release": (
+        launch(LLAMA_8B, 14.96, version="0.8.5", args={"kv-cache-memory-bytes": 10**10, "max-model-len": 8192}),
+        ("error", "unknown_flag", ["--kv-cache-memory-bytes", "0.10.2"]),
+        "data/serve_flags/0.8.5.yml",
+    ),
+    "a misspelt option": (
+        launch(LLAMA_8B, 14.96, args={"max-model-length": 8192}),
+        ("error", "unknown_flag", ["--max-model-length"]),
+        "data/serve_flags/0.26.0.yml",
+    ),
+    "a choice that is none": (
+        launch(LLAMA_8B, 14.96, args={"dtype": "int3", "max-model-len": 8192}),
+        ("error", "flag_value", ["int3"]),
+        "data/serve_flags/0.26.0.yml",
+    ),
+    "an option between known releases": (
+        launch(LLAMA_8B, 14.96, version="0.10.1", args={"num-scheduler-steps": 8, "max-model-len": 8192}),
+        ("ok", None, []),
+        "data/serve_flags: 0.8.5 has it, 0.10.2 does not; where it went is not known",
+    ),
+    "a share above one": (
+        launch(LLAMA_8B, 14.96, args={"gpu-memory-utilization": 90, "max-model-len": 8192}),
+        ("error", "utilization_range", ["90"]),
+        "u33 config/cache.py: gt=0, le=1",
+    ),
+    "a batch below the length, whole prompts": (
+        launch(
+            LLAMA_8B,
+            14.96,
+            args={"max-num-batched-tokens": 2048, "max-model-len": 8192, "no-enable-chunked-prefill": True},
+        ),
+        ("error", "batch_below_length", ["2048", "8192"]),
+        "u33 config/scheduler.py, verify_max_model_len",
+    ),
+    "a batch below the requests": (
+        launch(LLAMA_8B, 14.96, args={"max-num-batched-tokens": 128, "max-num-seqs": 256, "max-model-len": 8192}),
+        ("error", "batch_below_seqs", ["128", "256"]),
+        "u33 config/scheduler.py:334",
+    ),
+    "an encoder": (
+        launch(BERT, 1.25, "T4", args={"runner": "pooling"}),
+        ("ok", None, []),
+        "u33 model_executor/models/bert.py: nothing is kept",
+    ),
+    "experts in 4 bits over 8": (
+        launch(
+            quantized(MIXTRAL, GPTQ, torch_dtype="float16"),
+            22.2,
+            "8 x L4",
+            args={"tensor-parallel-size": 8, "max-model-len": 8192},
+        ),
+        ("ok", None, []),
+        "u33 model_executor/layers/quantization/moe_wna16.py: 1792 is 14 groups",
+    ),
+    "405B in fp8 on one host": (
+        launch(
+            quantized(LLAMA_405B, {"quant_method": "fp8"}),
+            378.0,
+            "8 x H100 80GB HBM3",
+            args={"tensor-parallel-size": 8, "max-model-len": 16384},
+        ),
+        ("ok", None, []),
+        "u26 v1/core/kv_cache_utils.py:779: 47 GiB of weights a GPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_derived(name):
+    case, (outcome, rule, words), _source = CASES[name]
+    verdict = judge(case)
+    told = [(f.rule, f.severity, f.message) for f in verdict.findings]
+    assert verdict.outcome == outcome, told
+    grave = [f for f in verdict.findings if f.severity != "info"]
+    if rule is None:
+        assert grave == []
+    else:
+        assert rule in {f.rule for f in grave}, told
+        assert any(says(f.message, words) for f in grave if f.rule == rule), told
+        assert all(f.fix for f in grave if f.severity == "error" and f.rule == rule), told
+
+
+def test_there_are_enough_cases():
+    assert len(CASES) >= 40
+
+
+# --- What is not known is said, never guessed -----------------------------------------------------------------------
+
+
+def test_a_release_that_is_not_known_is_said():
+    verdict = judge(launch(LLAMA_8B, 14.96, version="0.6.6", args={"max-model-len": 8192}))
+    assert verdict.outcome == "ok"
+    assert any(f.rule == "version_unknown" and says(f.message, ["0.6.6", "0.8.5"]) for f in verdict.findings)
+
+
+def test_a_release_newer_than_all_is_not_taken_for_the_newest():
+    verdict = judge(launch(LLAMA_8B, 14.96, version="0.99.0", args={"max-model-len": 8192, "brand-new-option": 1}))
+    found = {f.rule: f for f in verdict.findings}
+    assert found["version_unknown"].severity == "info"
+    assert found["unknown_flag"].severity == "warning"
+
+
+def test_an_architecture_that_is_not_known_has_no_memory():
+    verdict = judge(launch({**LLAMA_8B, "architectures": ["StrangeForCausalLM"]}, 14.96, args={"max-model-len": 8192}))
+    assert verdict.memory["kv_gib"] is None
+    assert any(f.rule == "memory_unknown" and "StrangeForCausalLM" in f.message for f in verdict.findings)
+
+
+def test_an_architecture_that_is_not_known_still_has_heads_and_weights():
+    strange = {**LLAMA_70B, "architectures": ["StrangeForCausalLM"]}
+    rules = {
+        f.rule for f in judge(launch(strange, 131.4, "6 x H100 80GB HBM3", args={"tensor-parallel-size": 6})).findings
+    }
+    assert {"heads_tp", "kv_heads_tp"} <= rules
+    assert "weights_fit" in {f.rule for f in judge(launch(strange, 131.4)).findings}
+
+
+@pytest.mark.parametrize(
+    ("broken", "word"),
+    [
+        ({"gpus": []}, "gpus"),
+        ({"nodes": 0}, "nodes"),
+        ({"model_config": None}, "model_config"),
+        ({"vllm_version": "latest"}, "latest"),
+        ({"gpus": [{"name": "Unheard Of"}]}, "memory_gib"),
+    ],
+)
+def test_a_launch_that_cannot_be_read(broken, word):
+    case = {**launch(LLAMA_8B, 14.96), **broken}
+    for verdict in (judge(case), launch_plan.choose(case, KNOWN)):
+        assert verdict.outcome == "error"
+    assert word in judge(case).findings[0].message
+
+
+def test_mixed_gpus():
+    case = launch(LLAMA_8B, 14.96, "2 x H200", args={"tensor-parallel-size": 2, "max-model-len": 8192})
+    case["gpus"] = [case["gpus"][0], {"name": "H100 80GB HBM3", "memory_gib": 79.18}]
+    verdict = judge(case)
+    assert verdict.outcome == "warn"
+    assert any(f.rule == "mixed_gpus" and says(f.message, ["139.8", "79.18"]) for f in verdict.findings)
+    assert verdict.memory["requested_gib"] == pytest.approx(79.18 * 0.92, abs=0.01)
+
+
+def test_overrides_of_the_config_count():
+    args = {"max-model-len": 65536, "hf-overrides": '{"max_position_embeddings": 65536}'}
+    assert "max_len_above_config" not in {f.rule for f in judge(launch(QWEN_7B, 14.19, args=args)).findings}
+
+
+def test_a_verdict_as_a_mapping():
+    told = judge(launch(LLAMA_8B, 14.96, args={"max-model-len": 8192})).as_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert set(told) == {"outcome", "findings", "memory"}
+    assert {"weights_gib", "kv_gib", "kv_tokens", "max_concurrency"} <= set(told["memory"])
+
+
+# --- Choosing -------------------------------------------------------------------------------------------------------
+
+
+def choose(*given, **more):
+    return launch_plan.choose(launch(*given, **more), KNOWN)
+
+
+def reason(plan, flag):
+    return next(choice.reason for choice in plan.choices if choice.flag == flag)
+
+
+def test_choose_one_gpu():
+    plan = choose(LLAMA_8B, 14.96, "H200")
+    assert (plan.outcome, plan.tensor, plan.pipeline, plan.replicas) == ("ok", 1, 1, 1)
+    assert plan.args["max-model-len"] == 131072
+    assert all(choice.reason for choice in plan.choices)
+
+
+def test_choose_a_host_for_70b():
+    plan = choose(LLAMA_70B, 131.4, "8 x H100 80GB HBM3")
+    assert (plan.outcome, plan.tensor, plan.pipeline, plan.replicas) == ("ok", 8, 1, 1)
+
+
+def test_choose_70b_on_a_pair_is_tight_and_says_what_would_not_be():
+    plan = choose(LLAMA_70B, 131.4, "2 x H100 80GB HBM3")
+    assert plan.outcome == "warn"
+    assert plan.args["max-model-len"] < 32768
+    told = {f.rule: f.message for f in plan.verdict.findings}
+    assert says(told["headroom"], ["65.70", "72.8"])
+    assert says(told["would_fit"], ["fp8", "131072"])
+
+
+def test_choose_refuses_with_numbers_and_says_what_would_fit():
+    plan = choose(LLAMA_70B, 131.4, "2 x L40S")
+    assert plan.outcome == "error"
+    told = {f.rule: f.message for f in plan.verdict.findings}
+    assert says(told["weights_fit"], ["131.40", "65.70", "40.8"])
+    assert says(told["would_fit"], ["such GPUs"])
+
+
+def test_choose_28_heads_on_8_gpus():
+    plan = choose(QWEN_7B, 14.19, "8 x H100 80GB HBM3")
+    assert (plan.outcome, plan.tensor, plan.replicas) == ("ok", 4, 2)
+    assert says(reason(plan, "tensor-parallel-size"), ["not 8", "28"])
+
+
+def test_choose_two_hosts_for_405b():
+    plan = choose(quantized(LLAMA_405B, {"quant_method": "fp8"}), 378.0, "16 x H100 80GB HBM3", nodes=2)
+    assert (plan.outcome, plan.tensor, plan.pipeline, plan.replicas) == ("ok", 8, 2, 1)
+    assert any("NCCL_SOCKET_IFNAME" in note for note in plan.notes)
+
+
+def test_choose_stages_without_nvlink():
+    plan = choose(LLAMA_70B, 131.4, "8 x L40S")
+    assert (plan.outcome, plan.tensor, plan.pipeline) == ("ok", 2, 4)
+    assert "no NVLink" in reason(plan, "pipeline-parallel-size")
+
+
+def test_choose_by_links_before_the_model_of_the_gpu():
+    slow = {f"{i}-{j}": "SYS" for i in range(8) for j in range(i + 1, 8)}
+    assert choose(LLAMA_70B, 131.4, "8 x H100 80GB HBM3", links=slow).tensor <= 2
+
+
+def test_choose_half_for_a_t4():
+    plan = choose(QWEN_7B, 14.19, "4 x T4")
+    assert (plan.outcome, plan.args["dtype"]) == ("ok", "half")
+    assert "7.5" in reason(plan, "dtype")
+
+
+def test_choose_half_for_awq_before_its_bfloat16():
+    plan = choose(quantized(LLAMA_8B, AWQ), 5.4, "T4", "0.13.0")
+    assert plan.args["dtype"] == "half"
+
+
+def test_choose_a_length_that_fits():
+    plan = choose(LLAMA_8B, 14.96, "L4")
+    assert plan.outcome == "ok"
+    assert 8192 <= plan.args["max-model-len"] < 131072
+    assert plan.args["max-num-seqs"] < 256
+    assert says(reason(plan, "max-model-len"), ["131072", "16.00"])
+
+
+def test_choose_replicas_for_a_small_model():
+    plan = choose(launches.QWEN_05B, 0.92, "8 x H100 80GB HBM3")
+    assert (plan.tensor, plan.pipeline, plan.replicas) == (1, 1, 8)
+    assert "replicas" in reason(plan, "tensor-parallel-size")
+
+
+def test_choose_a_share_by_what_is_free():
+    plan = choose(LLAMA_8B, 14.96, "H200", free_gib=100.0)
+    assert plan.outcome == "ok"
+    assert plan.args["gpu-memory-utilization"] * 139.8 < 100.0
+    assert "100.00" in reason(plan, "gpu-memory-utilization")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"tensor-parallel-size": 2},
+        {"pipeline-parallel-size": 2},
+        {"max-model-len": 4096},
+        {"dtype": "float16"},
+        {"gpu-memory-utilization": 0.5},
+        {"max-num-seqs": 7},
+        {"tensor-parallel-size": 2, "max-model-len": 4096, "seed": 3},
+    ],
+)
+def test_what_the_user_says_is_kept(args):
+    plan = choose(LLAMA_8B, 14.96, "8 x H100 80GB HBM3", args=args)
+    assert plan.outcome == "ok"
+    assert {name: plan.args[name] for name in args} == args
+    assert not set(args) & {choice.flag for choice in plan.choices}
+
+
+@pytest.mark.parametrize(
+    ("args", "rule"),
+    [
+        ({"tensor-parallel-size": 8}, "heads_tp"),
+        ({"max-model-len": 1000000}, "max_len_above_config"),
+        ({"swap-space": 4}, "removed_flag"),
+        ({"quantization": "awq"}, "quant_mismatch"),
+    ],
+)
+def test_what_the_user_says_is_refused_not_changed(args, rule):
+    plan = choose(QWEN_7B, 14.19, "8 x H100 80GB HBM3", args=args)
+    assert plan.outcome == "error"
+    assert rule in {f.rule for f in plan.verdict.findings}
+    assert {name: plan.args[name] for name in args} == args
+
+
+def test_what_is_chosen_is_judged_right():
+    for version in ("0.11.2", "0.20.2", "0.26.0", "0.33.0"):
+        for gpus in ("H200", "8 x H100 80GB HBM3", "4 x L40S", "2 x L4", "4 x T4"):
+            plan = choose(LLAMA_8B, 14.96, gpus, version)
+            again = {**launch(LLAMA_8B, 14.96, gpus, version), "args": plan.args}
+            assert judge(again).outcome == plan.outcome != "error", (version, gpus, plan.as_dict())
