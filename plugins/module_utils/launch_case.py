@@ -12,6 +12,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -124,6 +125,7 @@ def known_gpu(name: str, gpus: Mapping[str, Any]) -> Mapping[str, Any]:
     return models[max(fits)[1]] if fits else {}
 
 
+@functools.lru_cache(maxsize=1024)
 def _squeezed(name: str) -> str:
     return " " + " ".join(re.sub(r"nvidia|geforce|tesla|-", " ", str(name).lower()).split()) + " "
 
@@ -146,6 +148,21 @@ def _gpu(raw: Mapping[str, Any], gpus: Mapping[str, Any]) -> Gpu:
         mig=(bool(mig) and str(mig).lower() not in ("disabled", "false", "none", "[n/a]")) or "MIG" in name.split(),
         nvlink=entry.get("nvlink"),
     )
+
+
+def _gpus(raw: List[Any], gpus: Mapping[str, Any]) -> Tuple[Gpu, ...]:
+    """Equal cards are read once."""
+    read: List[Tuple[Any, Gpu]] = []
+    found = []
+    for one in raw:
+        if not isinstance(one, Mapping):
+            raise BadLaunch(f"a GPU is {one!r}: name and memory_gib were expected")
+        same = next((gpu for entry, gpu in read if entry == one), None)
+        if same is None:
+            same = _gpu(one, gpus)
+            read.append((one, same))
+        found.append(same)
+    return tuple(found)
 
 
 def arguments(raw: Mapping[str, Any]) -> Dict[str, Any]:
@@ -190,6 +207,8 @@ class Case:
     args: Dict[str, Any]
     links: Mapping[str, str]
     known: Known
+    # Estimates of this model by everything that they depend on; shared by copies of the case with other arguments.
+    estimates: Dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def per_node(self) -> int:
@@ -420,7 +439,7 @@ def read_case(launch: Mapping[str, Any], known: Known) -> Case:
             size = None
     version = str(launch.get("vllm_version") or "")
     return Case(
-        gpus=tuple(_gpu(gpu, known.gpus) for gpu in raw),
+        gpus=_gpus(raw, known.gpus),
         nodes=nodes,
         config=config,
         text=model_shape.text_of(config),

@@ -109,25 +109,33 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
     given = {
         name: size_of(case.args.get(name, "")) for name in ("max-num-batched-tokens", "max-num-seqs", "block-size")
     }
-    try:
-        found = model_memory.estimate(
-            shape,
-            case.weights_bytes,
-            int(case.smallest.gib * GIB),
-            case.tensor,
-            case.pipeline,
-            memory=case.known.memory,
-            utilization=case.utilization,
-            max_model_len=wanted,
-            max_num_seqs=given["max-num-seqs"] or defaults["max-num-seqs"],
-            max_num_batched_tokens=given["max-num-batched-tokens"] or defaults["max-num-batched-tokens"],
-            cache_dtype=cache_dtype_of(case),
-            block_size=given["block-size"],
-            enforce_eager=case.on("enforce-eager"),
-            version=case.version.lstrip("v"),
-        )
-    except model_memory.Unknown as error:
-        return Memory(None, wanted, mine, error.reason)
+    settings = {
+        "utilization": case.utilization,
+        "max_model_len": wanted,
+        "max_num_seqs": given["max-num-seqs"] or defaults["max-num-seqs"],
+        "max_num_batched_tokens": given["max-num-batched-tokens"] or defaults["max-num-batched-tokens"],
+        "cache_dtype": cache_dtype_of(case),
+        "block_size": given["block-size"],
+        "enforce_eager": case.on("enforce-eager"),
+    }
+    key = (case.weights_bytes, case.smallest.gib, case.tensor, case.pipeline, *settings.values())
+    if key not in case.estimates:
+        try:
+            case.estimates[key] = model_memory.estimate(
+                shape,
+                case.weights_bytes,
+                int(case.smallest.gib * GIB),
+                case.tensor,
+                case.pipeline,
+                memory=case.known.memory,
+                version=case.version.lstrip("v"),
+                **settings,
+            )
+        except model_memory.Unknown as error:
+            case.estimates[key] = error.reason
+    found = case.estimates[key]
+    if isinstance(found, str):
+        return Memory(None, wanted, mine, found)
     return Memory(found, wanted, mine)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import flags as flag_rules
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
@@ -34,10 +34,18 @@ ALL_REDUCE = "250 GB/s over NVLink, 25.7 through host memory and 2.5 through soc
 # --- Options --------------------------------------------------------------------------------------------------------
 
 
+# By the table's id; the table is kept beside, so that no other can get its id.
+_NAMES: Dict[int, Tuple[Mapping[str, Any], Mapping[str, str]]] = {}
+
+
 def _names(options: Mapping[str, Any]) -> Mapping[str, str]:
     """Every spelling that a release takes, to the option's own name."""
-    own = {name: name for name in options.get("flags", {})}
-    return {**own, **options.get("aliases", {})}
+    kept = _NAMES.get(id(options))
+    if kept is None or kept[0] is not options:
+        own = {name: name for name in options.get("flags", {})}
+        kept = (options, {**own, **options.get("aliases", {})})
+        _NAMES[id(options)] = kept
+    return kept[1]
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,7 +2,8 @@
 
     python tests/bench/plan_speed.py
 
-Prints the seconds; exits 1 when they are one or more.
+Prints the seconds by the clock and of the processor; exits 1 when those of the processor are one or more (the clock's say
+more about what else the machine does).
 """
 
 import itertools
@@ -39,16 +40,18 @@ def hundred() -> list[dict]:
 
 def main() -> int:
     services = hundred()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     plans = [launch_plan.choose(service, launches.KNOWN) for service in services]
-    chosen = time.perf_counter() - start
-    start = time.perf_counter()
+    chosen = time.process_time() - used
     for service, plan in zip(services, plans, strict=True):
         launch_plan.judge({**service, "args": plan.args}, launches.KNOWN)
-    judged = time.perf_counter() - start
+    both, clock = time.process_time() - used, time.perf_counter() - start
     refused = sum(plan.outcome == "error" for plan in plans)
-    print(f"{len(services)} services ({refused} refused): chosen in {chosen:.3f} s, judged in {judged:.3f} s")
-    return 0 if chosen + judged < 1 else 1
+    print(
+        f"{len(services)} services ({refused} refused): {clock:.3f} s, of the processor {both:.3f} s "
+        f"(chosen {chosen:.3f}, judged {both - chosen:.3f})"
+    )
+    return 0 if both < 1 else 1
 
 
 if __name__ == "__main__":
