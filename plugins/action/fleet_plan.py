@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import report
@@ -13,11 +14,15 @@ class ActionModule(ActionBase):
 
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset()
+    _VALID_ARGS = frozenset(("ask_hub",))
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
-        services, fleet, found = read(Inventory(task_vars["hostvars"], task_vars["groups"]))
+        services, fleet, found = read(
+            Inventory(task_vars["hostvars"], task_vars["groups"]),
+            folder=self._loader.get_basedir(),
+            ask_hub=boolean(self._task.args.get("ask_hub", False)),
+        )
         plan_of_fleet, mistakes = plan.build(services, fleet)
         found += mistakes
         if found:

@@ -13,11 +13,14 @@ Addresses, ranks and ports come from the inventory alone, so a host that cannot 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from . import launch_plan
 from .findings import Finding, did_you_mean
 from .services import Service
 
+# Rules of a launch that the inventory's own checks have, too, with their remedy.
+JUDGED_ELSEWHERE = ("removed_flag", "unknown_flag", "flag_value", "world_size", "uneven_hosts", "remote_code")
 # The sizes that `vllm serve` multiplies to the number of processes of a replica (vllm/config/parallel.py, world_size).
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
@@ -42,6 +45,9 @@ class Host:
     ports: Tuple[int, int]
 
 
+Launch = Callable[[Service, Tuple[Host, ...], Tuple[int, ...]], Optional[launch_plan.Plan]]
+
+
 @dataclass(frozen=True)
 class Fleet:
     """All that the plan is built from besides the services.
@@ -51,6 +57,7 @@ class Fleet:
     watchers      addresses of gateways and monitors: they reach the API port of every service
     models        names in model_store_models;  model_path the folder they lie in
     port_layout   content of data/ports.yml
+    launch        plans how a service is launched on hosts with these GPUs on each; None where model or GPUs are not known
     """
 
     hosts: Dict[str, Host]
@@ -59,6 +66,13 @@ class Fleet:
     models: Sequence[str] = ()
     model_path: str = "/var/lib/vllm/models"
     port_layout: Dict[str, Any] = field(default_factory=dict)
+    launch: Optional[Launch] = None
+
+    def planned(
+        self, service: Service, hosts: Sequence[Host], gpus: Optional[Sequence[int]]
+    ) -> Optional[launch_plan.Plan]:
+        """The planned launch, if it can be planned."""
+        return self.launch(service, tuple(hosts), tuple(gpus)) if self.launch and gpus else None
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     for service in services:
         for replica in replicas:
             if replica.service is service:
-                sizes[replica.instance], mistakes = _sizes(replica)
+                sizes[replica.instance], mistakes = _sizes(replica, fleet)
                 found.extend(mistakes)
         found.extend(_model_findings(service, fleet))
         found.extend(_consent_findings(service))
@@ -128,11 +142,41 @@ def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Findi
         found.extend(_group_findings(where, group))
         gpus, mistakes = _gpus(service, group)
         found.extend(mistakes)
-        share = len(gpus) // service.replicas_per_host if gpus else 0
-        for slot in range(service.replicas_per_host):
-            own = tuple(gpus[slot * share : (slot + 1) * share]) if gpus else None
+        copies, share, used = _shares(service, group, gpus, fleet)
+        if copies < 1:
+            message = f"{len(gpus or ())} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
+            found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
+        for slot in range(copies):
+            own = tuple(gpus[slot * share : slot * share + used]) if gpus else None
             replicas.append(Replica(service, len(replicas), group, slot, own))
     return ([] if found else replicas), found
+
+
+def _shares(
+    service: Service, group: Tuple[Host, ...], gpus: Optional[Sequence[int]], fleet: Fleet
+) -> Tuple[int, int, int]:
+    """Copies on each host, GPUs that a copy may have, and GPUs that it uses. No copies: they do not divide.
+
+    Where the user said neither copies nor sizes, the launch is planned, if model and GPUs are known.
+    """
+    copies = service.replicas_per_host or 1
+    if not gpus:
+        return copies, 0, 0
+    if len(gpus) % copies:
+        return 0, 0, 0
+    if any(name in service.args for name in PARALLEL):
+        return copies, len(gpus) // copies, len(gpus) // copies
+    if service.replicas_per_host is None and len(group) == 1:
+        planned = fleet.planned(service, group, gpus)
+        if planned and planned.outcome != "error" and len(gpus) % planned.replicas == 0:
+            copies = planned.replicas
+    share = len(gpus) // copies
+    planned = fleet.planned(service, group, gpus[:share])
+    if not planned or planned.outcome == "error":
+        return copies, share, share
+    world = planned.tensor * planned.pipeline * int(planned.args.get("data-parallel-size") or 1)
+    used = world // len(group) if world % len(group) == 0 else share
+    return copies, share, min(share, used)
 
 
 def _unknown_host(where: str, name: str, fleet: Fleet) -> Finding:
@@ -217,17 +261,14 @@ def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]
                     "Name GPUs that it has",
                 )
             )
-    if len(gpus) % service.replicas_per_host:
-        message = f"{len(gpus)} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
-        found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
     return gpus, found
 
 
 # --- How many processes a replica has ---------------------------------------------------------------------------
 
 
-def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
-    """Parallel sizes of a replica, planned where the user gave none, and why.
+def _sizes(replica: Replica, fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding]]:
+    """Parallel sizes of a replica, planned where the user gave none, what else is planned, and why.
 
     Tensor parallelism stays within a host (its traffic needs NVLink or PCIe), pipeline parallelism goes across.
     """
@@ -238,6 +279,14 @@ def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
     reasons: List[str] = []
     found: List[Finding] = []
     places = nodes * len(replica.gpus) if replica.gpus is not None else None
+    planned = fleet.planned(service, replica.hosts, replica.gpus)
+    more: Dict[str, Any] = {"config": {}, "memory": None, "notes": []}
+    if planned:
+        more, mistakes = _planned(planned, where)
+        found.extend(mistakes)
+        reasons.extend(f"{choice.flag} {choice.value}: {choice.reason}" for choice in planned.choices)
+        tensor, pipeline = tensor or planned.tensor, pipeline or planned.pipeline
+        data = data or _whole_or_none(planned.args.get("data-parallel-size"))
     if tensor is None:
         tensor = _share(places // nodes if places else 1, (data or 1) * (prefill or 1))
         reasons.append(f"tensor-parallel-size {tensor}: the {'GPUs of one host' if places else 'CPU of one host'}")
@@ -250,7 +299,9 @@ def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
         for name, value in zip(PARALLEL, (tensor, pipeline, data, prefill), strict=False)
         if value
     )
-    if places is not None and world != places:
+    if planned and planned.outcome == "error" and not given:
+        pass  # refused for what it is; its sizes mean nothing
+    elif places is not None and world != places:
         message = f"{told} = {world} processes, but a replica has {places} GPUs ({nodes} host{'s' if nodes > 1 else ''} with {places // nodes})"
         found.append(
             Finding(
@@ -272,7 +323,24 @@ def _sizes(replica: Replica) -> Tuple[Dict[str, Any], List[Finding]]:
         found.append(
             Finding("data-parallel-hosts", where, message, "Use several replicas instead: a smaller hosts_per_replica")
         )
-    return {"tensor": tensor, "pipeline": pipeline, "world": world, "reasons": reasons}, found
+    return {"tensor": tensor, "pipeline": pipeline, "world": world, "reasons": reasons, **more}, found
+
+
+def _planned(planned: launch_plan.Plan, where: str) -> Tuple[Dict[str, Any], List[Finding]]:
+    """What a planned launch adds to a replica: further arguments, memory, what is worth knowing; and what refuses it."""
+    judged = [remark for remark in planned.verdict.findings if remark.rule not in JUDGED_ELSEWHERE]
+    found = [
+        Finding(remark.rule.replace("_", "-"), where, remark.message.rstrip("."), remark.fix)
+        for remark in judged
+        if remark.severity == "error"
+    ]
+    config = {choice.flag: choice.value for choice in planned.choices if choice.flag not in PARALLEL[:2]}
+    notes = [f"{remark.message.rstrip('.')}. {remark.fix}" for remark in judged if remark.severity != "error"]
+    return {"config": config, "memory": planned.verdict.memory, "notes": notes}, found
+
+
+def _whole_or_none(value: Any) -> Optional[int]:
+    return int(value) if _whole(value) else None
 
 
 def _whole(value: Any) -> bool:
@@ -402,7 +470,7 @@ def _plan(
             "gpus": list(replica.gpus) if replica.gpus is not None else None,
             "version": head.version,
             "accelerator": head.accelerator,
-            **size,
+            **{key: value for key, value in size.items() if key != "config"},
         }
         for rank, host in enumerate(replica.hosts):
             entry = plan["hosts"][host.name]
@@ -437,6 +505,7 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         )
         if rank:
             config["headless"] = True
+    config.update(size["config"])
     config.update(service.args)
     env = {"VLLM_HOST_IP": host.address}
     if replica.gpus is not None:
@@ -484,4 +553,11 @@ def summary(plan: Dict[str, Any]) -> List[str]:
         shape = f"tensor {replica['tensor']} x pipeline {replica['pipeline']}"
         release = f"vLLM {replica['version']} {replica['accelerator']}"
         lines.append(f"{instance}: {release} on {', '.join(replica['hosts'])}{gpus}; {shape}; {replica['url']}")
+        memory = replica["memory"]
+        if memory and memory.get("kv_tokens"):
+            lines.append(
+                f"  a GPU of it: weights {memory['weights_gib']:.1f} GiB, KV cache {memory['kv_gib']:.1f} GiB = "
+                f"{memory['kv_tokens']:,} tokens, {memory['max_concurrency']:.1f} requests of {memory['max_model_len']:,}"
+            )
+        lines.extend(f"  {note}" for note in replica["notes"])
     return lines

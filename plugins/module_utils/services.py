@@ -58,7 +58,7 @@ KEYS: Dict[str, Key] = {
     ),
     "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
     "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
-    "replicas_per_host": Key("count", False, "Copies on each host, when hosts_per_replica is 1. Default 1."),
+    "replicas_per_host": Key("count", False, "Copies on each host, when hosts_per_replica is 1. Default: planned where model and GPUs are known, else 1."),
     "gpus": Key("gpus", False, "GPU numbers used on every host. Default: all that fleet_gpus says."),
     "port_base": Key("port", False, "First port of the block of 16 that a replica uses. Default 8000."),
     "clients": Key(
@@ -161,7 +161,7 @@ class Service:
     served_model_names: Tuple[str, ...]
     hosts: Optional[Tuple[str, ...]]
     hosts_per_replica: int = 1
-    replicas_per_host: int = 1
+    replicas_per_host: Optional[int] = None
     gpus: Optional[Tuple[int, ...]] = None
     port_base: int = 8000
     clients: Tuple[str, ...] = ()
@@ -202,7 +202,7 @@ def _service(raw: Dict[str, Any], whole: bool) -> Service:
         served_model_names=tuple(raw.get("served_model_names") or [raw["name"]]),
         hosts=tuple(hosts) if hosts is not None else None,
         hosts_per_replica=raw.get("hosts_per_replica", 1),
-        replicas_per_host=raw.get("replicas_per_host", 1),
+        replicas_per_host=raw.get("replicas_per_host"),
         gpus=tuple(gpus) if gpus is not None else None,
         port_base=raw.get("port_base", 8000),
         clients=tuple(raw.get("clients", ())),

@@ -12,6 +12,13 @@ description:
   - Otherwise sets the fact C(fleet_plan), from which the roles render what each host runs.
   - Runs on the controller; no host is contacted. Use it with C(run_once).
 author: The gpu_fleet authors
+options:
+  ask_hub:
+    description:
+      - Fetch what the plan needs to know of models at a hub (config.json and the list of files) into the controller's cache.
+        Without it only what the cache has is known, and no network is asked.
+    type: bool
+    default: false
 attributes:
   check_mode: {description: Runs fully in check mode., support: full}
   diff_mode: {description: Changes nothing, so there is nothing to show., support: none}

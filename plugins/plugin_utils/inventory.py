@@ -15,7 +15,7 @@ from jinja2.exceptions import UndefinedError
 
 from ..module_utils import flags, hardware, limits, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
-from . import data
+from . import data, launches
 
 # Variables that belong to no single role: data/fleet_variables.yml says what they mean; fleet_plan is the plan itself.
 FLEET_VARIABLES = {name: entry["type"] for name, entry in data.load("fleet_variables").items()} | {"fleet_plan": "dict"}
@@ -58,8 +58,13 @@ class Inventory:
         return self.get(host, name, data.role_default(role, name))
 
 
-def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list[Finding]]:
-    """Services, fleet and all findings except those that the planner makes."""
+def read(
+    inventory: Inventory, folder: str = "", ask_hub: bool = False
+) -> tuple[list[services.Service], plan.Fleet, list[Finding]]:
+    """Services, fleet and all findings except those that the planner makes.
+
+    folder: what relative folders of models are relative to. ask_hub: fetch what the plan needs to know of hub models.
+    """
     found = _variable_findings(inventory)
     hosts = {}
     for name in inventory.group("gpu_hosts"):
@@ -102,7 +107,9 @@ def read(inventory: Inventory) -> tuple[list[services.Service], plan.Fleet, list
         models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
+        launch=launches.planner(inventory, models or [], folder, ask_hub),
     )
+    found.extend(_grouped((fault, name) for name in hosts if (fault := launches.gpu_fault(inventory, name))))
     return read_services, fleet, found
 
 
