@@ -43,6 +43,8 @@ __all__ = [
     "Shape",
     "Term",
     "Unknown",
+    "activation_bytes",
+    "defaults",
     "estimate",
     "kv_bytes_per_request",
     "kv_bytes_per_token",
@@ -211,11 +213,12 @@ def kv_pool(
 
 def _states(known: Shape, version: Optional[str]) -> int:
     """States that one request holds: one, or with prefix caching (mamba_cache_mode align) two, and of mamba2 a third one
-    for a checkpoint within the prompt. Hybrid models have prefix caching by default in 0.32.0 and not yet in 0.26.0
-    (engine/arg_utils.py); in between the larger number is taken."""
-    if not known.state or not known.hybrid or release(version) <= (0, 26, 0):
+    for a checkpoint within the prompt. Hybrid models have prefix caching by default in 0.28.0 and not yet in 0.26.0
+    (engine/arg_utils.py); the checkpoint is in 0.30.0 and not in 0.28.0."""
+    number = release(version)
+    if not known.state or not known.hybrid or number <= (0, 26, 0):
         return 1
-    return 3 if known.state.kind == "mamba2" else 2
+    return 3 if known.state.kind == "mamba2" and number > (0, 28, 0) else 2
 
 
 def _page(layer: Layer, tensor: int, size: int, block: int, state: int) -> Page:
@@ -279,9 +282,9 @@ def in_flight(known: Shape, pipeline: int, max_num_batched_tokens: int, version:
     """Tokens scheduled and not yet settled, for which windows keep room (VllmConfig.max_in_flight_tokens).
 
     As many batches as stages, and one more under asynchronous scheduling; model runner V1 (see `runner`) has that one only
-    without pipeline stages. Before 0.26.0 one batch is taken, as 0.11 does.
+    without pipeline stages. Up to 0.24.0 it is one batch (kv_cache_interface.py).
     """
-    if release(version) < (0, 26, 0):
+    if release(version) < (0, 25, 0):
         return max_num_batched_tokens
     extra = 1 if runner(known, version) == "v2" or pipeline == 1 else 0
     return (pipeline + extra) * max_num_batched_tokens
@@ -304,38 +307,93 @@ def kv_bytes_per_request(
     return pool.block_bytes * pool.blocks(length, in_flight(known, pipeline, max_num_batched_tokens, version))
 
 
-# Models with experts that 0.26.0 runs with model runner V2 all the same (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES).
-V2_WITH_EXPERTS = {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"}
+# Which models a release runs with model runner V2 (VllmConfig._is_default_v2_model_runner_model of each).
+V2_IN_0_22 = {"Qwen3ForCausalLM"}
+V2_IN_0_24 = V2_IN_0_22 | {"DeepseekV2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2MoeForCausalLM"}
+V2_WITH_EXPERTS = {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM"}
 
 
 def runner(known: Shape, version: Optional[str]) -> str:
-    """v1 or v2: which of vLLM's model runners (VllmConfig.use_v2_model_runner, without speculative decoding and such)."""
+    """v1 or v2: which of vLLM's model runners, without speculative decoding and what else V2 refuses."""
     number = release(version)
-    if number < (0, 26, 0):
-        return "v1"
-    if number >= (0, 32, 0):
+    if number >= (0, 30, 0):
         return "v2"
-    if known.pooling or known.state:
+    if number < (0, 22, 0) or known.pooling:
         return "v1"
-    return "v2" if not known.experts or known.architecture in V2_WITH_EXPERTS else "v1"
+    if number < (0, 24, 0):
+        new = known.architecture in V2_IN_0_22 and not known.quantization
+    elif number < (0, 26, 0):
+        new = known.architecture in V2_IN_0_24
+    else:
+        new = not known.state and (not known.experts or known.architecture in V2_WITH_EXPERTS)
+    return "v2" if new else "v1"
+
+
+def graphs_in_budget(known: Shape, version: Optional[str]) -> bool:
+    """Whether vLLM takes an estimate of its CUDA graphs off the KV cache: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is in
+    0.20.2 and not in 0.16.0, and profile_cudagraph_memory of runner V2 answers 0 up to 0.28.0 (gpu/model_runner.py)."""
+    number = release(version)
+    return number >= (0, 20, 0) and (runner(known, version) == "v1" or number >= (0, 30, 0))
+
+
+def _since(entries: Sequence[Mapping[str, Any]], version: Optional[str]) -> Mapping[str, Any]:
+    """The last entry that the release has reached."""
+    return [entry for entry in entries if release(str(entry["since"])) <= release(version)][-1]
+
+
+def defaults(
+    memory: Mapping[str, Any], gpu_bytes: int, gpu_name: str = "", version: Optional[str] = None
+) -> Dict[str, Any]:
+    """utilization, block_size, max_num_batched_tokens and max_num_seqs that `vllm serve` takes on such a GPU where nothing
+    is said. `memory` is data/memory.yml, parsed."""
+    known = memory["defaults"]
+    rows = _since(known["batch"], version)["rows"]
+    name = gpu_name.lower()
+    row = next(r for r in rows if gpu_bytes >= r["gib"] * GIB and not (r.get("not") and r["not"] in name))
+    return {
+        "utilization": _since(known["utilization"], version)["value"],
+        "block_size": _since(known["block_size"], version)["value"],
+        "max_num_batched_tokens": row["max_num_batched_tokens"],
+        "max_num_seqs": row["max_num_seqs"],
+    }
 
 
 def activation_bytes(
-    known: Shape, tensor: int, max_num_batched_tokens: int, max_num_seqs: int, fitted: Mapping[str, Any], version: str
+    known: Shape,
+    tensor: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    *,
+    fitted: Mapping[str, Any],
+    version: str,
 ) -> float:
-    """Peak of the profile run over what stays: the widest layer's tensors for all tokens, or the logits of all requests."""
+    """Peak of vLLM's profile run: what the widest layer holds for all tokens, or what the sampler holds for all requests.
+
+    In a layer, at once: two tensors of the hidden size, the attention's output, the feed-forward block's two inner ones and
+    their product. Of experts each token passes several.
+    """
     tokens = max_num_batched_tokens
     wide = 3 if known.gated else 2
-    inner = wide * known.intermediate / tensor if "dense" in known.feed_forward else 0.0
+    inner = 0.0
+    if "dense" in known.feed_forward:
+        inner = wide * known.intermediate / tensor
     if "experts" in known.feed_forward:
-        each = max(wide * known.expert_intermediate / tensor, known.hidden + known.expert_intermediate / tensor)
-        inner = max(inner, known.experts_per_token * each + wide * known.shared_intermediate / tensor)
-    forward = 2 * tokens * (3 * known.hidden + inner)
-    rows = min(tokens, max_num_seqs)
-    # One copy of the logits in the model's dtype, and gathered from the GPUs; runner V1 makes two of float32 besides.
-    copies = (2 if tensor == 1 else 4) + (0 if runner(known, version) == "v2" else 8)
-    logits = rows * known.vocab * copies + 2 * tokens * known.hidden
-    return max(forward, logits) + float(fitted["workspace_mib"]["value"]) * MIB
+        expert = known.expert_intermediate / tensor
+        routed = known.experts_per_token * (max(2 * expert, known.hidden) + expert)
+        inner = max(inner, routed + wide * known.shared_intermediate / tensor)
+    attention = known.heads * (known.v_dim or known.head_dim_v) / tensor
+    forward = 2 * tokens * (2 * known.hidden + attention + inner)
+    each = 2.0 if tensor == 1 else 4.0  # the logits themselves, and gathered from several GPUs
+    if runner(known, version) == "v1":
+        each = _since(fitted["logits_bytes_v1"], version)["value"]
+    sampler = min(tokens, max_num_seqs) * known.vocab * each + 2 * tokens * known.hidden
+    return max(forward, 0.0 if known.pooling else sampler) + _since(fitted["workspace_mib"], version)["value"] * MIB
+
+
+def graph_bytes(known: Shape, layers: int, *, fitted: Mapping[str, Any], version: str) -> float:
+    """CUDA graphs of one GPU that runs so many layers."""
+    entry = _since(fitted[f"cudagraph_gib_{runner(known, version)}"], version)
+    return layers * min(entry["most"], entry["base"] + entry["by_hidden"] * known.hidden / 1000) * GIB
 
 
 @dataclass(frozen=True)
@@ -349,26 +407,29 @@ class Term:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One GPU, the fullest one. request_gib is for one request of max_model_len."""
+    """One GPU, the fullest one."""
 
     weights_gib: float
     kv_bytes_per_token: int
     activation_gib: float
     cudagraph_gib: float
     non_torch_gib: float
-    outside_gib: float
-    requested_gib: float
+    outside_gib: float  # outside of the budget from the start: context, communication, graphs by release
+    load_gib: float  # more outside of it once there is load
+    requested_gib: float  # vLLM's budget
     kv_gib: float
-    kv_tokens: int
-    request_gib: float
-    max_concurrency: float
-    verdict: str
+    kv_tokens: int  # as vLLM logs it
+    request_gib: float  # KV that one request of max_model_len needs
+    max_concurrency: float  # such requests at once
+    verdict: str  # fits | tight | no
+    reason: str  # of the verdict, in a sentence
     terms: Sequence[Term] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)  # what is not counted or not measured
 
 
 def estimate(
     known: Shape,
-    weights_bytes: int,
+    weights_bytes: Optional[int],
     gpu_bytes: int,
     tensor: int = 1,
     pipeline: int = 1,
@@ -381,39 +442,102 @@ def estimate(
     cache_dtype: str = "auto",
     block_size: Optional[int] = None,
     enforce_eager: bool = False,
+    hybrid: bool = True,
     version: str = "0.26.0",
     free_bytes: Optional[int] = None,
 ) -> Estimate:
-    """What vLLM will find when it starts. `memory` is data/memory.yml, parsed."""
+    """What vLLM will find on the fullest GPU when it starts.
+
+    weights_bytes  of the whole model; None: from the shape, where that is certain, else Unknown
+    gpu_bytes      memory of one GPU as CUDA reports it; free_bytes: what of it is free before the start
+    memory         data/memory.yml, parsed
+
+    no: vLLM refuses to start. tight: one request of full length takes over nine tenths of the KV cache, or what is held
+    outside of the budget does not fit beside it.
+    """
     fitted = memory["fitted"]
+    whole = weights_of_config(known) if weights_bytes is None else weights_bytes
+    if whole is None:
+        raise Unknown(f"the size of the weights of {known.architecture} does not follow from config.json")
+    place = "one" if tensor * pipeline == 1 else "several"
+    layers = max(end - start for start, end in stages(known.layers, pipeline))
+    weights = weights_per_gpu(known, whole, tensor, pipeline)
+    activation = activation_bytes(known, tensor, max_num_batched_tokens, max_num_seqs, fitted=fitted, version=version)
+    graphs = 0.0 if enforce_eager else graph_bytes(known, layers, fitted=fitted, version=version)
+    inside = graphs if graphs_in_budget(known, version) else 0.0
+    other = _since(fitted["non_torch_gib"], version)
+    context = _since(fitted["context_gib"], version)
+    load = _since(fitted["load_share"], version)
+    outside = context[place] * GIB + graphs - inside
     requested = math.ceil(gpu_bytes * utilization)
-    weights = weights_per_gpu(known, weights_bytes, tensor, pipeline)
-    activation = activation_bytes(known, tensor, max_num_batched_tokens, max_num_seqs, fitted, version)
-    non_torch = fitted["non_torch_mib"]["value"] * MIB
-    graphs = 0.0 if enforce_eager else fitted["cudagraph_mib"]["value"] * MIB
-    kv = requested - weights - activation - non_torch
-    pool = kv_pool(known, tensor, pipeline, cache_dtype, block_size=block_size, version=version)
+    kv = max(0, int(requested - weights - activation - inside - other[place] * GIB))
+
+    pool = kv_pool(known, tensor, pipeline, cache_dtype, block_size=block_size, hybrid=hybrid, version=version)
     per_request = pool.blocks(max_model_len, in_flight(known, pipeline, max_num_batched_tokens, version))
-    blocks = int(max(0, kv)) // pool.block_bytes if pool.block_bytes else 0
-    concurrency = blocks / per_request if per_request else 0.0
-    need = pool.block_bytes * (per_request + 1)
-    verdict = "no" if kv <= 0 or need > kv else ("tight" if need > 0.9 * kv else "fits")
+    concurrency = kv // pool.block_bytes / per_request if per_request and pool.block_bytes else 0.0
+    request = pool.block_bytes * per_request
+    verdict, reason = _verdict(
+        kv, request + pool.block_bytes, max_model_len, requested, gpu_bytes, outside=outside, free=free_bytes
+    )
+    source = _since(fitted["workspace_mib"], version)["measured"]
+    terms = [
+        Term("weights", weights / GIB, "the files' tensors, divided as vLLM divides them"),
+        Term("activation", activation / GIB, f"the widest layer or the sampler, and work space: {source}"),
+        Term("non-torch", other[place], other["measured"]),
+        Term(
+            "CUDA graphs" + ("" if inside else " (outside)"), graphs / GIB, "fitted, cudagraph_gib in data/memory.yml"
+        ),
+        Term("context (outside)", context[place], context["measured"]),
+        Term("growth under load (outside)", load["value"] * gpu_bytes / GIB, load["measured"]),
+    ]
     return Estimate(
         weights_gib=weights / GIB,
         kv_bytes_per_token=kv_bytes_per_token(known, tensor, pipeline, cache_dtype, version),
         activation_gib=activation / GIB,
         cudagraph_gib=graphs / GIB,
-        non_torch_gib=non_torch / GIB,
-        outside_gib=graphs / GIB,
+        non_torch_gib=other[place],
+        outside_gib=outside / GIB,
+        load_gib=load["value"] * gpu_bytes / GIB,
         requested_gib=requested / GIB,
-        kv_gib=max(0, kv) / GIB,
+        kv_gib=kv / GIB,
         kv_tokens=int(concurrency * max_model_len),
-        request_gib=pool.block_bytes * per_request / GIB,
+        request_gib=request / GIB,
         max_concurrency=concurrency,
         verdict=verdict,
-        terms=[
-            Term("weights", weights / GIB, "files"),
-            Term("activation", activation / GIB, "fitted"),
-            Term("non-torch", non_torch / GIB, "fitted"),
-        ],
+        reason=reason,
+        terms=terms,
+        notes=_notes(known, tensor * pipeline, version),
     )
+
+
+def _verdict(
+    kv: int, need: int, length: int, requested: int, gpu_bytes: int, *, outside: float, free: Optional[int]
+) -> Tuple[str, str]:
+    if free is not None and free < requested:
+        return "no", f"{free / GIB:.2f} GiB are free, less than the {requested / GIB:.2f} GiB that vLLM is to take"
+    if kv <= 0:
+        return "no", "weights and activations leave nothing for the KV cache"
+    told = f"one request of {length} tokens needs {need / GIB:.2f} GiB of KV cache, {kv / GIB:.2f} GiB are there"
+    if need > kv:
+        return "no", told
+    if need > 0.9 * kv:
+        return "tight", told
+    left = gpu_bytes - requested
+    if outside > left:
+        return (
+            "tight",
+            f"{outside / GIB:.2f} GiB are held outside of the budget, {left / GIB:.2f} GiB are left for that",
+        )
+    return "fits", told
+
+
+def _notes(known: Shape, gpus: int, version: str) -> List[str]:
+    notes = []
+    if known.multimodal:
+        notes.append("memory for images or sound is not counted")
+    if gpus > 2:
+        notes.append("what communication holds was measured on two GPUs")
+    number = release(version)
+    if number < (0, 11, 0) or (0, 11, 0) < number < (0, 26, 0) or number > (0, 26, 0):
+        notes.append(f"the constants were measured with 0.11.0 and 0.26.0, not with {version}")
+    return notes

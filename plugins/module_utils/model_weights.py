@@ -134,7 +134,15 @@ def _state_parameters(known: Shape, state: State) -> int:
 
 
 # Models whose classes hold the embedding and the head on every stage (found by building them, see kv_specs.py).
-ENDS_EVERYWHERE = {"GptOssForCausalLM", "JambaForCausalLM", "NemotronHForCausalLM", "Qwen3MoeForCausalLM"}
+ENDS_EVERYWHERE = {
+    "ChatGLMForConditionalGeneration",
+    "ChatGLMModel",
+    "GptOssForCausalLM",
+    "JambaForCausalLM",
+    "NemotronHForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
 
 
 def _embedding(known: Shape) -> int:
