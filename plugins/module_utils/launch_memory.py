@@ -37,6 +37,7 @@ class Memory:
     length: Optional[int]
     own_length: bool
     reason: str = ""
+    total_gib: Optional[float] = None  # the GPU's, as CUDA reports it
 
     def as_dict(self) -> Dict[str, Any]:
         found = self.estimate
@@ -55,7 +56,7 @@ class Memory:
         )
         told: Dict[str, Any] = {name: None if found is None else getattr(found, name) for name in names}
         told = {name: round(value, 4) if isinstance(value, float) else value for name, value in told.items()}
-        return {**told, "max_model_len": self.length, "unknown": self.reason or None}
+        return {**told, "total_gib": self.total_gib, "max_model_len": self.length, "unknown": self.reason or None}
 
 
 def cache_dtype_of(case: Case) -> str:
@@ -136,7 +137,7 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
     found = case.estimates[key]
     if isinstance(found, str):
         return Memory(None, wanted, mine, found)
-    return Memory(found, wanted, mine)
+    return Memory(found, wanted, mine, total_gib=case.smallest.gib)
 
 
 def doubt_gib(found: model_memory.Estimate) -> float:
@@ -302,7 +303,7 @@ def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Itera
         f"weights {found.weights_gib:.2f}, activations {found.activation_gib:.2f} and KV cache {found.kv_gib:.2f} of "
         f"{gpu.gib:.2f} GiB"
     )
-    if found.outside_gib > outside:
+    if found.outside_gib > (1 + DOUBT_SHARE) * outside + DOUBT_GIB:
         message = (
             f"--gpu-memory-utilization {case.utilization:g} leaves {outside:.2f} GiB of {gpu.name} for CUDA, NCCL and CUDA "
             f"graphs, which take about {found.outside_gib:.2f} GiB: {numbers}"

@@ -25,6 +25,12 @@ def module_util(name: str) -> Any:
     return importlib.import_module(f"ansible_collections.gpu_fleet.vllm.plugins.module_utils.{name}")
 
 
+def plugin_util(name: str) -> Any:
+    """The module plugins/plugin_utils/NAME.py, likewise."""
+    module_util("findings")
+    return importlib.import_module(f"ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.{name}")
+
+
 def data(name: str) -> Any:
     """The content of data/NAME.yml."""
     with open(COLLECTION / "data" / f"{name}.yml", encoding="utf-8") as handle:

@@ -33,7 +33,11 @@ def methods(tree: ast.Module) -> list[str]:
     """QuantizationMethods, a Literal of names; in old releases the keys of a dict."""
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if getattr(target, "id", "") in ("QuantizationMethods", "QUANTIZATION_METHODS"):
+        if getattr(target, "id", "") in (
+            "QuantizationMethods",
+            "QUANTIZATION_METHODS",
+            "_QUANTIZATION_CONFIG_REGISTRY",
+        ):
             names = strings(node.value)
             if names:
                 return names
