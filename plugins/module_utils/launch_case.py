@@ -322,24 +322,20 @@ class Case:
 
 
 def defaults_of(case: Case) -> Dict[str, Any]:
-    """What vLLM takes where an argument is missing (vllm/engine/arg_utils.py and config/cache.py of the releases)."""
+    """What vLLM takes where an argument is missing: data/memory.yml, and what only the launch decides."""
     gpu = min(case.gpus, key=lambda g: g.gib)
-    large = gpu.gib >= 70 and (case.release < (0, 9, 0) or "a100" not in gpu.name.lower())
+    told = model_memory.defaults(case.known.memory, int(gpu.gib * GIB), gpu.name, case.version.lstrip("v"))
+    tokens, seqs = told["max_num_batched_tokens"], told["max_num_seqs"]
     if case.release < (0, 8, 0):
-        # The first engine: a whole prompt in one batch, or 2048 tokens and more; in chunks of 2048 above 32768 tokens.
+        # The first engine: a whole prompt in one batch, 2048 tokens at least; above 32768 tokens in chunks of 2048
+        # (engine/arg_utils.py and config.py of 0.6.6 and 0.7.3).
         length = max_length(case)[0] or 2048
         chunked = case.on("enable-chunked-prefill") or (length > 32768 and not case.off("enable-chunked-prefill"))
         tokens, seqs = (2048 if chunked else max(length, 2048)), 256
-    elif gpu.gib >= 160 and case.release >= (0, 28, 0):
-        tokens, seqs = 16384, 1024
-    elif large:
-        tokens, seqs = 8192, (1024 if case.release >= (0, 8, 5) else 256)
-    else:
-        tokens, seqs = 2048, 256
     if str(case.args.get("performance-mode", "")) == "throughput":
         tokens, seqs = 2 * tokens, 2 * seqs
     return {
-        "gpu-memory-utilization": 0.9 if case.release < (0, 20, 0) else 0.92,
+        "gpu-memory-utilization": told["utilization"],
         "max-num-batched-tokens": tokens,
         "max-num-seqs": min(seqs, tokens),
     }

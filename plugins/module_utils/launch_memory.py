@@ -21,10 +21,11 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization
 
 # The prediction's own doubt. Within it a launch is tight, neither right nor wrong.
 DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
-# What a release may hold more than is fitted. Releases before 0.20 held 3 to 4 times the activations (H100, 0.11:
-# 4.76 to 7.38 GiB, llm-d-incubation/llm-d-planner); the profile of a vision tower is not fitted at all (1.6 GiB a GPU,
-# Qwen2.5-VL-72B on four A100, vllm-project/vllm#16570).
-DOUBT_OLD_SHARE, DOUBT_MULTIMODAL_GIB = 3.0, 1.6
+# What may be held more than that. Releases before 0.20 are fitted to four launches of 0.11 only, the first engine (before
+# 0.8.5) to none; of a vision tower's profile nothing is fitted (1.6 GiB a GPU more, Qwen2.5-VL-72B on four A100,
+# vllm-project/vllm#16570).
+DOUBT_BEFORE = (((0, 8, 5), 1.5), ((0, 20, 0), 0.5))
+DOUBT_MULTIMODAL_GIB = 1.6
 # Of the share, for the KV cache; a launch of vllm-project/vllm#16570 with a twentieth left started and then ran out of memory.
 LEAST_KV_SHARE = 0.1
 
@@ -147,7 +148,7 @@ def doubt_gib(found: model_memory.Estimate) -> float:
 
 def shortage_gib(case: Case, found: model_memory.Estimate) -> float:
     """How much less there may be than predicted."""
-    old = DOUBT_OLD_SHARE * found.activation_gib if case.release < (0, 20, 0) else 0.0
+    old = next((share for before, share in DOUBT_BEFORE if case.release < before), 0.0) * found.activation_gib
     seen = DOUBT_MULTIMODAL_GIB if case.shape and case.shape.multimodal else 0.0
     return max(doubt_gib(found), old) + seen
 

@@ -131,7 +131,7 @@ def choose(launch: Mapping[str, Any], known: Known) -> Plan:
         return Plan("error", dict(launch.get("args") or {}), (), (), 1, 1, 1, (), verdict)
     given = case
     choices: List[Choice] = []
-    for step in (_dtype, _share, _sizes, _length, _batch):
+    for step in (_dtype, _sizes, _share, _length, _batch):
         for choice in step(case):
             choices.append(choice)
             case = with_args(case, **{choice.flag: choice.value})
@@ -193,7 +193,7 @@ def _share(case: Case) -> Iterator[Choice]:
         found = memory_of(case).estimate
         gib = min(gpu.gib for gpu in case.gpus)
         if found is not None and found.outside_gib > gib * (1 - share):
-            share = math.floor(100 * (1 - found.outside_gib / gib)) / 100
+            share = max(0.5, math.floor(100 * (1 - found.outside_gib / gib)) / 100)
             why = f"CUDA, NCCL and CUDA graphs take about {found.outside_gib:.2f} GiB outside of it"
     left = min(gpu.gib for gpu in case.gpus) * (1 - share)
     reason = f"{why}; it leaves {left:.2f} GiB a GPU as head room for CUDA and communication buffers"
@@ -378,7 +378,8 @@ def _would_fit(case: Case, given: Case) -> Iterator[Remark]:
         return
     said: List[str] = []
     if not case.quantization and "quantization" not in case.args:
-        for name, part in (("fp8", 0.5), ("4 bits", 0.28)):
+        fp8 = launch_quantization.runs(case, "fp8")
+        for name, part in ((("fp8", 0.5),) if fp8 else ()) + (("4 bits", 0.28),):
             lighter = replace(case, weights_bytes=int(case.weights_bytes * part))
             length = _fitting_length(lighter)
             if length:

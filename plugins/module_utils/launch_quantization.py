@@ -132,18 +132,23 @@ def spans(case: Case, method: str) -> List[Mapping[str, Any]]:
 
 
 def span_of(case: Case, method: str) -> Optional[Mapping[str, Any]]:
-    """What the release says of a method; of releases older than those read, the oldest that was read."""
-    found = None
-    for span in spans(case, method):
-        first = found is None and span["from"] == _oldest(case)
-        if release(span["from"]) <= case.release or first:
-            found = None if "gone" in span and release(span["gone"]) <= case.release else span
-    return found
+    """What the release says of a method. Between two releases that were read, what either of them has is taken to be there;
+    before the oldest, what that one has."""
+    read = [release(v) for v in case.known.quantization.get("releases") or ()]
+    below = max((v for v in read if v <= case.release), default=None)
+    above = min((v for v in read if v > case.release), default=None)
+    exact = below == case.release
+    for at in (below,) if exact else (below, above):
+        begun = [s for s in spans(case, method) if at is not None and release(s["from"]) <= at]
+        if begun and not ("gone" in begun[-1] and release(begun[-1]["gone"]) <= (at or ())):
+            return begun[-1]
+    return None
 
 
-def _oldest(case: Case) -> str:
-    releases = case.known.quantization.get("releases") or ("0.0.0",)
-    return str(releases[0])
+def runs(case: Case, method: str) -> bool:
+    """The release has the method, and it runs on these GPUs as far as their capability is known."""
+    span = span_of(case, method)
+    return bool(span) and (case.capability is None or case.capability >= _tuple((span or {}).get("capability")))
 
 
 def methods_that_read(case: Case) -> Tuple[str, Tuple[str, ...]]:
@@ -212,7 +217,7 @@ def quantization_rule(case: Case) -> Iterator[Remark]:
 
 def _unknown_method(case: Case, method: str, how: str) -> Remark:
     first = spans(case, method)
-    if method in PLUGINS and first:
+    if method in PLUGINS and first and release(first[0]["from"]) <= case.release:
         message = f"{how} {method}: {PLUGINS[method]}; vLLM {case.version} alone does not know this quantization"
         return Remark(
             "quant_plugin", "error", message, "Install the plugin into the release, or take another checkpoint"
