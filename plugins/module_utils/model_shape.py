@@ -179,7 +179,7 @@ def shape(config: Mapping[str, Any]) -> Shape:
     family = FAMILIES.get(architecture)
     if family is None and architecture in WRAPPERS:
         inner = str(text.get("model_type") or "")
-        family = MODEL_TYPES.get(inner)
+        family = MODEL_TYPES.get(inner or WRAPPERS[architecture])
         if family is None:
             raise Unknown(f"{architecture} holds a language model of type {inner or 'none'}, which is not known here")
     if family is None:
@@ -312,6 +312,17 @@ def llama(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any])
     return _sliding(known, [bool(window)] * known.layers, window)
 
 
+def tied_llama(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """gemma.py and commandr.py: like llama, and the head is the embedding unless config.json says no."""
+    known = llama(architecture, config, text)
+    return replace(known, tied=bool(text.get("tie_word_embeddings", True)))
+
+
+def starcoder2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
+    """Run by vLLM's Transformers backend: one window for all layers, no gate."""
+    return replace(tied_llama(architecture, config, text), gated=False)
+
+
 def qwen(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """qwen2.py, qwen3.py, qwen2_moe.py, qwen3_moe.py: a window counts only with use_sliding_window."""
     if text.get("use_sliding_window") and _window(text):
@@ -327,13 +338,6 @@ def qwen(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) 
 
 def mixtral(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     return replace(llama(architecture, config, text), counted=True)
-
-
-def plain(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
-    """All layers keep all tokens; a window or other kinds of layers would be a surprise."""
-    if text.get("layer_types") is not None and set(_types(text, 0) or []) - {"full_attention"}:
-        raise Unknown(f"{architecture} with layer_types is not known here")
-    return _base(architecture, config, text)
 
 
 def ungated(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
@@ -612,19 +616,19 @@ def encoder(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any
 
 
 # Wrappers around a language model of a type below: images or sound beside it, and more weights for those.
-WRAPPERS = {
-    "Gemma3ForConditionalGeneration",
-    "Gemma3nForConditionalGeneration",
-    "InternVLChatModel",
-    "InternVLForConditionalGeneration",
-    "Llama4ForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "LlavaNextForConditionalGeneration",
-    "LlavaOnevisionForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "PixtralForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
-    "Qwen3VLMoeForConditionalGeneration",
+WRAPPERS: Dict[str, str] = {  # with the type where the inner configuration names none and only one is possible
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma3nForConditionalGeneration": "gemma3n_text",
+    "InternVLChatModel": "",
+    "InternVLForConditionalGeneration": "",
+    "Llama4ForConditionalGeneration": "llama4_text",
+    "LlavaForConditionalGeneration": "",
+    "LlavaNextForConditionalGeneration": "",
+    "LlavaOnevisionForConditionalGeneration": "",
+    "Mistral3ForConditionalGeneration": "mistral",
+    "PixtralForConditionalGeneration": "",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_text",
 }
 FLAT_WRAPPERS = {"Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"}
 POOLING = {"Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "InternLM2ForRewardModel", "Qwen2Model", "LlamaModel"}
@@ -652,7 +656,7 @@ FAMILIES: Dict[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]
     "ChatGLMForConditionalGeneration": chatglm,
     "ChatGLMModel": chatglm,
     "Cohere2ForCausalLM": patterned(4),
-    "CohereForCausalLM": llama,
+    "CohereForCausalLM": tied_llama,
     "DeepseekV2ForCausalLM": deepseek,
     "DeepseekV3ForCausalLM": deepseek,
     "Exaone4ForCausalLM": exaone4,
@@ -664,7 +668,7 @@ FAMILIES: Dict[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": patterned(6),
     "Gemma3nForCausalLM": gemma3n,
-    "GemmaForCausalLM": llama,
+    "GemmaForCausalLM": tied_llama,
     "Glm4ForCausalLM": llama,
     "Glm4MoeForCausalLM": glm4_moe,
     "GptOssForCausalLM": gpt_oss,
@@ -700,7 +704,7 @@ FAMILIES: Dict[str, Callable[[str, Mapping[str, Any], Mapping[str, Any]], Shape]
     "Qwen3MoeForCausalLM": qwen,
     "Qwen3NextForCausalLM": qwen3_next,
     "RobertaModel": encoder,
-    "Starcoder2ForCausalLM": llama,
+    "Starcoder2ForCausalLM": starcoder2,
     "XLMRobertaForSequenceClassification": encoder,
     "XLMRobertaModel": encoder,
     "Zamba2ForCausalLM": zamba2,

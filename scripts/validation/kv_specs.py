@@ -1,11 +1,12 @@
 """What vLLM's own classes say about KV caches and weights of real model shapes: the judge of module_utils/model_memory.
 
 Runs with a Python that has vLLM's CPU build, needs no GPU, no weights and no network:
-    PYTHON scripts/validation/kv_specs.py CONFIGS.json tests/unit/fixtures/kv_specs.json [NAME ...]
+    PYTHON scripts/validation/kv_specs.py tests/unit/fixtures/kv_specs.json [--into OTHER.json] [NAME ...]
 
-CONFIGS.json maps a name to {source, config, tensor, pipeline, cache_dtypes}. Each config is written to a folder of its own
-and vLLM builds its model of it on torch's meta device, once for each pipeline stage, as rank 0 of TENSOR ranks (the group
-objects are told how many they are; no process is started). Then it is asked, as the engine asks it:
+The file maps models to {name, source, config, tensor, pipeline, lengths} and gets the answers beside them; with names it
+asks for those models alone and leaves the others as they are. Each config is written to a folder of its own and vLLM builds
+its model of it on torch's meta device, once for each pipeline stage, as rank 0 of TENSOR ranks (the group objects are told
+how many they are; no process is started). Then it is asked, as the engine asks it:
     layer.get_kv_cache_spec(...)            of every layer that holds a cache,
     get_kv_cache_groups, get_kv_cache_configs, get_kv_cache_capacity   of v1/core/kv_cache_utils.py,
     and the bytes of the parameters.
@@ -17,6 +18,7 @@ dtype that the model's own configuration class gives them (the CPU platform make
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import os
@@ -39,6 +41,7 @@ def patch() -> None:
     from vllm.config import VllmConfig
     from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
     from vllm.model_executor.layers.fused_moe.oracle import unquantized
+    from vllm.model_executor.models import bloom
     from vllm.v1.attention.backend import MultipleOf
     from vllm.v1.attention.backends import cpu_attn
 
@@ -52,7 +55,16 @@ def patch() -> None:
             return unquantized.UnquantizedMoeBackend.CPU, None
 
     unquantized_fused_moe_method.select_unquantized_moe_backend = chosen
+    slopes = bloom._get_alibi_slopes
+    bloom._get_alibi_slopes = lambda heads: on_cpu(slopes, heads)
     VllmConfig.max_concurrent_batches = property(lambda self: self.parallel_config.pipeline_parallel_size + 1)
+
+
+def on_cpu(function: Any, *args: Any) -> Any:
+    import torch
+
+    with torch.device("cpu"):
+        return function(*args)
 
 
 def engine_config(config: dict[str, Any], length: int) -> Any:
@@ -101,7 +113,9 @@ def groups(tensor: int, pipeline: int, stage: int) -> None:
             group.world_size, group.rank_in_group, group.ranks = size, rank, list(range(size))
 
 
-def build(config: dict[str, Any], length: int, tensor: int, pipeline: int, stage: int, cache_dtype: str) -> Any:
+def build(  # noqa: PLR0917
+    config: dict[str, Any], length: int, tensor: int, pipeline: int, stage: int, cache_dtype: str
+) -> Any:
     """(vllm_config, layer name to spec, bytes of parameters) of one GPU."""
     import torch
     from vllm.config import set_current_vllm_config
@@ -163,12 +177,16 @@ def ask(config: dict[str, Any], length: int, tensor: int, pipeline: int, cache_d
 
     built = [build(config, length, tensor, pipeline, stage, cache_dtype) for stage in range(pipeline)]
     vllm_config = built[0][0]
+    kept: list[list[dict[str, Any]]] = []
+    for _config, specs, _weights in built:
+        if describe(specs) not in kept:
+            kept.append(describe(specs))
     answer: dict[str, Any] = {
         "tensor": tensor,
         "pipeline": pipeline,
         "cache_dtype": cache_dtype,
         "length": length,
-        "stages": [{"weights": weights, "layers": describe(specs)} for _c, specs, weights in built],
+        "weights": max(weights for _config, _specs, weights in built),
         "bytes_per_token": max(
             sum(s.real_page_size_bytes // s.block_size for s in specs.values() if kind(s) != "MambaSpec")
             for _c, specs, _w in built
@@ -183,10 +201,14 @@ def ask(config: dict[str, Any], length: int, tensor: int, pipeline: int, cache_d
         answer["request_bytes"] = max(
             utils._max_memory_usage_bytes_from_groups(vllm_config, c.kv_cache_groups) for c in configs
         )
+        grouped: dict[tuple[str, int, int], int] = {}
+        for group in configs[0].kv_cache_groups:
+            key = (kind(group.kv_cache_spec), len(group.layer_names), group.kv_cache_spec.block_size)
+            grouped[key] = grouped.get(key, 0) + 1
         answer["groups"] = [
-            {"spec": kind(g.kv_cache_spec), "layers": len(g.layer_names), "block": g.kv_cache_spec.block_size}
-            for g in configs[0].kv_cache_groups
+            dict(zip(("spec", "layers", "block"), k, strict=True), groups=n) for k, n in grouped.items()
         ]
+    answer["layers"] = kept
     return answer
 
 
@@ -199,46 +221,44 @@ def points(entry: dict[str, Any]) -> list[tuple[int, int, int, str]]:
 
 
 def main() -> int:
-    if len(sys.argv) < 3:
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("fixture", type=Path)
+    parser.add_argument("--into", type=Path, help="write there instead")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_intermixed_args()
+    models = json.loads(arguments.fixture.read_text(encoding="utf-8"))["models"]
     patch()
-    wanted = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    models, failed = [], 0
-    for name, entry in wanted.items():
-        if sys.argv[3:] and name not in sys.argv[3:]:
+    failed = False
+    for entry in models:
+        if arguments.names and entry["name"] not in arguments.names:
             continue
-        answers, refused = [], []
+        entry["answers"] = []
         for length, tensor, pipeline, cache_dtype in points(entry):
-            what = {"tensor": tensor, "pipeline": pipeline, "cache_dtype": cache_dtype, "length": length}
             try:
-                answers.append(ask(entry["config"], length, tensor, pipeline, cache_dtype))
-            except Exception as error:  # noqa: BLE001  what vLLM cannot build is part of the answer
-                refused.append({**what, "error": f"{type(error).__name__}: {error}"[:300]})
+                entry["answers"].append(ask(entry["config"], length, tensor, pipeline, cache_dtype))
+            except Exception as error:
+                failed = True
+                print(
+                    f"{entry['name']} {tensor=} {pipeline=} {cache_dtype=} {length=}: {type(error).__name__}: {error}"
+                )
                 if os.environ.get("TRACE"):
                     traceback.print_exc()
-        print(f"{name}: {len(answers)} answers, {len(refused)} refused", *[r["error"] for r in refused[:1]], flush=True)
-        failed += not answers
-        models.append(
-            {"name": name, **{k: entry[k] for k in ("source", "config")}, "answers": answers, "refused": refused}
-        )
-        write(sys.argv[2], models)
-    write(sys.argv[2], models)
+        print(f"{entry['name']}: {len(entry['answers'])} answers", flush=True)
+        write(arguments.into or arguments.fixture, models)
     return 1 if failed else 0
 
 
-def write(path: str, models: list[dict[str, Any]]) -> None:
+def write(path: Path, models: list[dict[str, Any]]) -> None:
+    """One answer a line, so that a change can be read."""
     import vllm
 
-    result = {
-        "vllm": vllm.__version__,
-        "block": BLOCK,
-        "max_num_batched_tokens": BATCHED,
-        "batches": "pipeline + 1",
-        "available": AVAILABLE,
-        "models": models,
-    }
-    Path(path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    head = {"vllm": vllm.__version__, "block": BLOCK, "max_num_batched_tokens": BATCHED, "available": AVAILABLE}
+    lines = []
+    for model in models:
+        told = json.dumps({k: v for k, v in model.items() if k != "answers"})
+        answers = ",\n".join(json.dumps(answer) for answer in model.get("answers", []))
+        lines.append(f'{told[:-1]}, "answers": [\n{answers}]}}')
+    path.write_text(f'{json.dumps(head)[:-1]}, "models": [\n' + ",\n".join(lines) + "]}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
