@@ -32,10 +32,15 @@ Check = Annotated[bool, typer.Option("--check", help="Say what would change, cha
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
 
 
+_SAID: set[str] = set()
+
+
 def _line(event: dict[str, Any]) -> None:
-    """A line a task while a playbook runs."""
-    if event["event"] == "playbook_on_task_start":
-        typer.echo(f"  {event['event_data'].get('name', '')}", err=True)
+    """A line a task while a playbook runs, once it has run somewhere: skipped ones say nothing."""
+    told = event.get("event_data", {})
+    if event["event"] in ("runner_on_ok", "runner_on_failed") and told.get("task_uuid") not in _SAID:
+        _SAID.add(told.get("task_uuid"))
+        typer.echo(f"  {told.get('task', '')}", err=True)
 
 
 def _finish(outcome: runs.Outcome, as_json: bool, text: str) -> None:
@@ -55,7 +60,10 @@ def _complain(outcome: runs.Outcome) -> None:
         where = f"{failure.host}: {failure.task}: " if failure.host and not outcome.refused else ""
         typer.echo(f"{where}{failure.message}", err=True)
     for host in outcome.unreachable:
-        typer.echo(f"{host}: not reached; nothing was changed there", err=True)
+        typer.echo(
+            f"{host}: not reached; nothing was changed there. {outcome.why_unreachable.get(host, '')}".rstrip(),
+            err=True,
+        )
 
 
 def _run(playbook: str, inventory: Path, as_json: bool, **options: Any) -> runs.Outcome:
@@ -168,12 +176,9 @@ def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> No
     differ = {host: count for host, count in outcome.changed.items() if count}
     if differ and not outcome.status:
         outcome.status = 1
+        shows = f".venv/bin/ansible-playbook playbooks/verify.yml -i {inventory} --check --diff shows how"
         outcome.failures = [
-            runs.Failure(
-                host,
-                "verify",
-                f"{count} things differ; ansible-playbook playbooks/verify.yml --check --diff shows them",
-            )
+            runs.Failure(host, "verify", f"{'; '.join(outcome.differing.get(host, [])) or count} differ. {shows}")
             for host, count in differ.items()
         ]
     _finish(outcome, json_, "everything is as it should be")
@@ -357,4 +362,4 @@ def _show(name: str, told: dict[str, Any]) -> None:
 cli_capacity.register(app)
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="scripts/fleet")

@@ -274,7 +274,7 @@ def usage(fleet: Fleet) -> str:
     return f"""
 Ask it yourself:
   curl -s {fleet.url("/v1/chat/completions")} -H "Authorization: Bearer $(cat {inventory}/.secrets/{SERVICE})" \\
-    -H 'Content-Type: application/json' -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "Who are you?"}}]}}'
+    -H 'Content-Type: application/json' -d '{{"model": "{SERVICE}", "messages": [{{"role": "user", "content": "Who are you?"}}], "max_tokens": 40}}'
 Look at a host:     molecule/shared/lab.py exec {fleet.lab} {HEAD} -- systemctl status 'vllm@*'
 Run Ansible again:  .venv/bin/ansible-playbook site.yml -i {inventory}
 Take it away:       scripts/demo down

@@ -42,6 +42,10 @@ class Outcome:
     changed: dict[str, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
+    why_unreachable: dict[str, str] = field(default_factory=dict)
+    differing: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # names of the tasks that changed or would change something
     plan: dict[str, Any] | None = None
     summary: list[str] = field(default_factory=list)
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)  # what role gpu_topology published, by host
@@ -77,11 +81,14 @@ def _read(outcome: Outcome, event: dict[str, Any]) -> None:
         outcome.hosts[told["host"]] = {
             key: result["ansible_facts"][f"gpu_topology_{key}"] for key in ("facts", "findings", "recommendation")
         }
-    elif event["event"] == "runner_on_failed" and not told.get("ignore_errors"):
+    if event["event"] == "runner_on_ok" and result.get("changed"):
+        outcome.differing.setdefault(told["host"], []).append(str(told.get("task", "")))
+    if event["event"] == "runner_on_failed" and not told.get("ignore_errors"):
         outcome.failures.append(Failure(told["host"], told.get("task", ""), str(result.get("msg", ""))))
         outcome.refused = outcome.refused or action.endswith(PLAN_TASK)
     elif event["event"] == "runner_on_unreachable":
         outcome.unreachable.append(told["host"])
+        outcome.why_unreachable[told["host"]] = str(result.get("msg", "")).strip()
     elif event["event"] == "playbook_on_stats":
         outcome.changed = {host: told.get("changed", {}).get(host, 0) for host in told.get("processed", {})}
 

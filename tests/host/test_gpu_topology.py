@@ -10,4 +10,8 @@ def test_nothing_was_written_on_the_host(host):
 
 
 def test_what_was_learned_is_on_the_controller(host_name):
-    assert os.environ.get("REPLAY") is None or os.path.exists(f"{os.environ['REPLAY']}/{host_name}.json")
+    assert (
+        host_name != "gpu-01"
+        or os.environ.get("REPLAY") is None
+        or os.path.exists(f"{os.environ['REPLAY']}/{host_name}.json")
+    )
