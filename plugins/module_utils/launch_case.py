@@ -16,7 +16,7 @@ import functools
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
 
@@ -57,11 +57,33 @@ class Remark:
         return asdict(self)
 
 
+class Tables(Mapping[str, Any]):
+    """Tables by name, each loaded when it is first asked for: a launch needs one or two of the many releases."""
+
+    def __init__(self, names: Iterable[str], load: Callable[[str], Any]):
+        self._names = tuple(names)
+        self._load = load
+        self._loaded: Dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True)
 class Known:
     """Data that the rules go by, parsed.
 
-    serve_flags    version to data/serve_flags/VERSION.yml
+    serve_flags    version to data/serve_flags/VERSION.yml; Tables loads them when they are asked for
     removed_flags  data/removed_flags.yml
     quantization   data/quantization.yml
     memory         data/memory.yml

@@ -66,6 +66,15 @@ def cache_dtype_of(case: Case) -> str:
     return "float32" if asked == "auto" and dtype_of(case) == "float32" else asked
 
 
+def offloaded_bytes(case: Case) -> int:
+    """Weights that --cpu-offload-gb, a number for each GPU, keeps in the host's memory."""
+    try:
+        each = float(case.args.get("cpu-offload-gb") or 0)
+    except (TypeError, ValueError):
+        each = 0.0
+    return int(min(max(each, 0.0) * GIB * case.tensor * case.pipeline, case.weights_bytes or 0))
+
+
 def kept_shape(case: Case) -> Optional[model_memory.Shape]:
     """The shape, without windows where the release keeps every token of every layer all the same: before 0.9.2, where the
     manager of mixed layers is off, and for chunked layers before 0.14, when keeping them apart had to be asked for
@@ -120,12 +129,13 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
         "block_size": given["block-size"],
         "enforce_eager": case.on("enforce-eager"),
     }
-    key = (case.weights_bytes, case.smallest.gib, case.tensor, case.pipeline, *settings.values())
+    weights = case.weights_bytes - offloaded_bytes(case)
+    key = (weights, case.smallest.gib, case.tensor, case.pipeline, *settings.values())
     if key not in case.estimates:
         try:
             case.estimates[key] = model_memory.estimate(
                 shape,
-                case.weights_bytes,
+                weights,
                 int(case.smallest.gib * GIB),
                 case.tensor,
                 case.pipeline,
@@ -205,7 +215,7 @@ def _bare_weights(case: Case) -> Iterator[Remark]:
     """Without a known shape: weights divided evenly over tensor and pipeline, the best that can be."""
     if case.weights_bytes is None:
         return
-    each = case.weights_bytes / GIB / (case.tensor * case.pipeline)
+    each = (case.weights_bytes - offloaded_bytes(case)) / GIB / (case.tensor * case.pipeline)
     share = case.smallest.gib * case.utilization
     if each >= share:
         yield _too_heavy(case, each, share)

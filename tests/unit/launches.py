@@ -6,10 +6,11 @@ The numbers of a model are those of its published config.json; weights are its t
 from typing import Any
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import launch_plan
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import Tables
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
 
 KNOWN = launch_plan.Known(
-    serve_flags={version: data.load(f"serve_flags/{version}") for version in data.flag_versions()},
+    serve_flags=Tables(data.flag_versions(), lambda version: data.load(f"serve_flags/{version}")),
     removed_flags=data.load("removed_flags"),
     quantization=data.load("quantization"),
     memory=data.load("memory"),

@@ -3,13 +3,22 @@
 A source such as `u33 config/model.py:1561` is a line of vLLM 0.33.0 below vllm/, `u26` of 0.26.0, others are named.
 """
 
+import dataclasses
 import json
 import pathlib
+import re
 
 import launches
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import launch_plan
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    launch_case,
+    launch_memory,
+    launch_plan,
+    launch_quantization,
+    launch_rules,
+)
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
 from launches import (
     AWQ,
     BERT,
@@ -536,6 +545,33 @@ def test_derived(name):
         assert rule in {f.rule for f in grave}, told
         assert any(says(f.message, words) for f in grave if f.rule == rule), told
         assert all(f.fix for f in grave if f.severity == "error" and f.rule == rule), told
+
+
+def test_every_rule_is_told_and_as_grave_as_told():
+    modules = (launch_memory, launch_plan, launch_quantization, launch_rules)
+    sources = "".join(pathlib.Path(module.__file__).read_text() for module in modules)
+    raised = set(re.findall(r'Remark\(\s*"([a-z0-9_]+)",', sources))
+    assert raised == set(launch_rules.MEANINGS)
+    for case, _expected, _source in CASES.values():
+        for finding in judge(case).findings:
+            assert finding.severity in launch_rules.MEANINGS[finding.rule][0], finding
+
+
+def test_weights_in_the_host_count_for_each_gpu():
+    args = {"tensor-parallel-size": 2, "max-model-len": 4096, "cpu-offload-gb": 40}
+    assert judge(launch(LLAMA_70B, 131.4, "2 x L40S", args=args)).memory["weights_gib"] == pytest.approx(25.7, abs=0.1)
+
+
+def test_tables_are_loaded_when_they_are_asked_for():
+    asked = []
+    tables = launch_case.Tables(
+        ("0.26.0", "0.33.0"), lambda name: asked.append(name) or data.load(f"serve_flags/{name}")
+    )
+    known = dataclasses.replace(KNOWN, serve_flags=tables)
+    assert launch_plan.judge(launch(LLAMA_8B, 14.96, args={"max-model-len": 8192}), known).outcome == "ok"
+    assert asked == ["0.26.0"]
+    assert list(tables) == ["0.26.0", "0.33.0"]
+    assert "0.1.0" not in tables
 
 
 def test_there_are_enough_cases():
