@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_families import shape
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_shape import (
     CHUNKED,
     FULL,
@@ -27,7 +28,6 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_shape import 
     Shape,
     State,
     Unknown,
-    shape,
 )
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_weights import (
     read,
