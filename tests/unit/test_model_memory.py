@@ -1,5 +1,6 @@
 """Memory of a model: equal to vLLM's own classes to the byte, and close to what was measured."""
 
+import importlib.util
 import json
 import re
 import struct
@@ -430,3 +431,10 @@ def test_stages():
     assert model_weights.stages(61, 2) == [(0, 31), (31, 61)]
     assert model_weights.stages(62, 4) == [(0, 15), (15, 31), (31, 47), (47, 62)]
     assert model_weights.stages(7, 3) == [(0, 2), (2, 5), (5, 7)]
+
+
+def test_the_table_of_the_document_is_what_is_predicted_now():
+    spec = importlib.util.spec_from_file_location("memory_table", ROOT / "scripts/validation/memory_table.py")
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    assert table.table() in table.DOCUMENT.read_text(encoding="utf-8")
