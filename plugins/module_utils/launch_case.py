@@ -26,11 +26,22 @@ SHORT = {
     "tp": "tensor-parallel-size",
     "pp": "pipeline-parallel-size",
     "dp": "data-parallel-size",
-    "q": "quantization",
-    "r": "pipeline-parallel-size",
-    "cc": "compilation-config",
+    "dcp": "decode-context-parallel-size",
+    "pcp": "prefill-context-parallel-size",
+    "dpn": "data-parallel-rank",
+    "dpr": "data-parallel-start-rank",
+    "dpl": "data-parallel-size-local",
+    "dpa": "data-parallel-address",
+    "dpp": "data-parallel-rpc-port",
+    "dpb": "data-parallel-backend",
+    "dph": "data-parallel-hybrid-lb",
+    "dpe": "data-parallel-external-lb",
     "ep": "enable-expert-parallel",
     "n": "nnodes",
+    "r": "node-rank",
+    "q": "quantization",
+    "cc": "compilation-config",
+    "sc": "speculative-config",
 }
 SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 TRUE = {True, "true", "True", "", None}
@@ -192,7 +203,7 @@ def arguments(raw: Mapping[str, Any]) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     for written, value in raw.items():
         name = str(written).lstrip("-").replace("_", "-")
-        name = SHORT.get(name, name)
+        name = "compilation-config" if re.fullmatch(r"O([0-9]|\..+)?", name) else SHORT.get(name, name)
         found[name] = value
     return found
 

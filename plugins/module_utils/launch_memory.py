@@ -21,13 +21,15 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization
 
 # The prediction's own doubt. Within it a launch is tight, neither right nor wrong.
 DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
-# What may be held more than that. Releases before 0.20 are fitted to four launches of 0.11 only, the first engine (before
-# 0.8.5) to none; of a vision tower's profile nothing is fitted (1.6 GiB a GPU more, Qwen2.5-VL-72B on four A100,
-# vllm-project/vllm#16570).
-DOUBT_BEFORE = (((0, 8, 5), 1.5), ((0, 20, 0), 0.5))
+# What may be held more than that. The first engine (before 0.8.5) is fitted to no launch; of a vision tower's profile nothing
+# is fitted (1.6 GiB a GPU more, Qwen2.5-VL-72B on four A100, vllm-project/vllm#16570); what CUDA and NCCL take was measured
+# on H200s only.
+DOUBT_BEFORE = (((0, 8, 5), 0.5),)
+DOUBT_OUTSIDE = 0.5
 DOUBT_MULTIMODAL_GIB = 1.6
 # Of the share, for the KV cache; a launch of vllm-project/vllm#16570 with a twentieth left started and then ran out of memory.
 LEAST_KV_SHARE = 0.1
+LEAST_REQUESTS = 1.5  # of the full length, at once
 
 
 @dataclass(frozen=True)
@@ -263,9 +265,10 @@ def _kv(case: Case, memory: Memory, found: model_memory.Estimate) -> Iterator[Re
     if need <= room - (0.0 if given else shortage_gib(case, found)):
         return
     wrong = need > room + (0.0 if given else doubt_gib(found))
-    longest = longest_length(case, memory, room)
+    safe = room if given else max(room - shortage_gib(case, found), room / 2)
+    longest = longest_length(case, memory, safe)
     which = (
-        f"--max-model-len is left to the model's own {memory.length}"
+        f"--max-model-len, left to the model's own {memory.length},"
         if memory.own_length
         else f"--max-model-len {memory.length}"
     )
@@ -314,7 +317,7 @@ def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Itera
         f"weights {found.weights_gib:.2f}, activations {found.activation_gib:.2f} and KV cache {found.kv_gib:.2f} of "
         f"{gpu.gib:.2f} GiB"
     )
-    if found.outside_gib > (1 + DOUBT_SHARE) * outside + DOUBT_GIB:
+    if found.outside_gib > (1 + DOUBT_OUTSIDE) * outside + DOUBT_GIB:
         message = (
             f"--gpu-memory-utilization {case.utilization:g} leaves {outside:.2f} GiB of {gpu.name} for CUDA, NCCL and CUDA "
             f"graphs, which take about {found.outside_gib:.2f} GiB: {numbers}"
@@ -327,7 +330,7 @@ def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Itera
             f"{found.kv_gib:.2f} GiB are left for the KV cache ({numbers}); a peak that was not foreseen takes all of it"
         )
         yield Remark("headroom", "warning", message, "More GPUs, or a checkpoint with fewer bits")
-    elif 0 < found.max_concurrency < 2 and not case.pooling and found.request_gib <= room_gib(found):
+    elif 0 < found.max_concurrency < LEAST_REQUESTS and not case.pooling and found.request_gib <= room_gib(found):
         message = (
             f"the KV cache holds {found.kv_tokens} tokens, {found.max_concurrency:.2f} requests of the full length "
             f"{memory.length}: a second one waits or is preempted, and little is left for peaks ({numbers})"

@@ -254,6 +254,6 @@ def _method_limits(case: Case, method: str) -> Iterator[Remark]:
     if dtype and span.get("dtypes") and dtype not in span["dtypes"] and not (dtype == "bfloat16" and old_gpu(case)):
         message = f"{dtype} is not supported by quantization {method} in vLLM {case.version}, which takes {' or '.join(span['dtypes'])}"
         fix = f"--dtype {'half' if 'float16' in span['dtypes'] else span['dtypes'][0]}"
-        if method in ("awq", "gptq") and case.args.get("quantization"):
+        if method in ("awq", "gptq") and case.args.get("quantization") and runs(case, f"{method}_marlin"):
             fix += f", or leave --quantization out so that {method}_marlin is chosen, which takes bfloat16 as well"
         yield Remark("quant_dtype", "error", message, fix)

@@ -25,7 +25,11 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import 
     release,
     size_of,
 )
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import dtype_rule, quantization_rule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import (
+    dtype_rule,
+    quantization_rule,
+    runs,
+)
 
 # The measured all-reduce over two H200s (64 MiB, bus bandwidth): NVLink, through host memory, through sockets.
 ALL_REDUCE = "250 GB/s over NVLink, 25.7 through host memory and 2.5 through sockets, measured between two H200s"
@@ -111,7 +115,7 @@ def _dashed(text: str, options: Mapping[str, Any]) -> str:
         word = match.group(0)
         return f"--{word}" if ("-" in word or word in ("runner", "convert")) and word in options else word
 
-    return re.sub(r"[a-z0-9]+(?:-[a-z0-9]+)*", dashed, text)
+    return re.sub(r"(--[a-z-]+): ", r"\1 ", re.sub(r"[a-z0-9]+(?:-[a-z0-9]+)*", dashed, text))
 
 
 def _strange(
@@ -279,7 +283,7 @@ def division_rule(case: Case) -> Iterator[Remark]:
     tensor = case.tensor
     for remark in [*_heads(case, tensor), *_intermediate(case, tensor), *_groups(case, tensor)]:
         fix = _sizes_that_go(case)
-        if remark.rule == "quant_group_tp" and case.shape and case.shape.experts:
+        if remark.rule == "quant_group_tp" and remark.message.startswith("intermediate size of the experts"):
             fix += ", or --enable-expert-parallel, which keeps experts whole"
         yield Remark(remark.rule, remark.severity, remark.message, fix)
     if case.layers and case.pipeline > case.layers:
@@ -432,8 +436,8 @@ def habits_rule(case: Case) -> Iterator[Remark]:
     if case.pooling:
         message = "a pooling model answers embeddings or scores and has no completion"
         yield Remark("pooling", "info", message, "Ask /v1/embeddings, /pooling or /score to see whether it is ready")
-    if case.args.get("quantization") in ("awq", "gptq") and case.quantization and case.release < (0, 22, 0):
-        name = case.args["quantization"]
+    name = case.args.get("quantization")
+    if name in ("awq", "gptq") and case.quantization and case.release < (0, 22, 0) and runs(case, f"{name}_marlin"):
         message = f"--quantization {name} keeps vLLM {case.version} from its faster {name}_marlin kernels"
         yield Remark("quant_slow", "info", message, "Leave --quantization out")
 

@@ -557,6 +557,12 @@ def test_every_rule_is_told_and_as_grave_as_told():
             assert finding.severity in launch_rules.MEANINGS[finding.rule][0], finding
 
 
+@pytest.mark.parametrize("written", ["-tp", "--tensor_parallel_size", "tensor-parallel-size", "--tensor-parallel-size"])
+def test_spellings_of_the_command_line(written):
+    case = {**launch(QWEN_7B, 14.19, "8 x H100 80GB HBM3"), "args": {written: 8, "--max-model-len": "8K"}}
+    assert {f.rule for f in judge(case).findings if f.severity == "error"} == {"heads_tp"}
+
+
 def test_weights_in_the_host_count_for_each_gpu():
     args = {"tensor-parallel-size": 2, "max-model-len": 4096, "cpu-offload-gb": 40}
     assert judge(launch(LLAMA_70B, 131.4, "2 x L40S", args=args)).memory["weights_gib"] == pytest.approx(25.7, abs=0.1)
