@@ -6,7 +6,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import report
-from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.inventory import Inventory, read
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.inventory import Inventory, read, sorted_out
 
 
 class ActionModule(ActionBase):
@@ -24,12 +24,11 @@ class ActionModule(ActionBase):
             ask_hub=boolean(self._task.args.get("ask_hub", False)),
         )
         plan_of_fleet, mistakes = plan.build(services, fleet)
-        found += mistakes
-        if found:
+        wrong, notes = sorted_out(found, mistakes)
+        if wrong:
             # The message alone: Ansible prints every value of a failed result, and twice the same is a wall.
-            result.update(failed=True, msg=report(found))
+            result.update(failed=True, msg=report(wrong))
         else:
-            result.update(
-                changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=plan.summary(plan_of_fleet)
-            )
+            summary = plan.summary(plan_of_fleet) + [f"note: {note}" for note in notes]
+            result.update(changed=False, ansible_facts={"fleet_plan": plan_of_fleet}, summary=summary)
         return result

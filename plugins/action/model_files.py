@@ -23,7 +23,6 @@ MODULE = "gpu_fleet.vllm.model_files"
 BUNDLE = ".bundle.tar"
 SMALL = 4 << 20  # bytes; starting a transfer costs as long as sending this much
 SUMS = "SHA256SUMS"
-KEYS = {"name", "folder", "hub", "revision"}
 
 
 class ActionModule(ActionBase):
@@ -67,10 +66,13 @@ class ActionModule(ActionBase):
     def _sources(self) -> tuple[dict[str, tuple[Path, models.Manifest]], list[str]]:
         """{name: (folder of the controller, manifest)} and what is worth saying. Raises ModelError for what is wrong."""
         found, notes = {}, []
-        for item in self._task.args.get("models") or []:
-            name = _check(item)
-            if name in found:
-                raise models.ModelError(f"two models are called {name}; each needs a name of its own")
+        items = self._task.args.get("models") or []
+        # As validate judges them, less what it lets pass: a placeholder is no commit.
+        mistakes = models.judge(items, hub.endpoint())
+        if mistakes:
+            raise models.ModelError("; ".join(str(mistake) for mistake in mistakes))
+        for item in items:
+            name = str(item["name"])
             root, said, absent = self._source(name, item)
             content = models.choose(name, [*_paths(root), *absent], self._allow_pickle())
             manifest = cache.digests(root, [path for path in content.files if path not in absent]) | absent
@@ -138,19 +140,6 @@ def _whole(manifest: models.Manifest) -> str:
     """One digest for a model: of its files' paths and digests."""
     lines = "".join(f"{path} {manifest[path]['sha256']}\n" for path in sorted(manifest))
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _check(item: Any) -> str:
-    """The model's name. Raises ModelError unless there is exactly one source and no unknown key."""
-    if not isinstance(item, dict) or not models.NAME.fullmatch(str(item.get("name", ""))):
-        raise models.ModelError(f"{item!r} is no model: name has to be letters, digits, dots, dashes or underscores")
-    name = str(item["name"])
-    unknown = sorted(set(item) - KEYS)
-    if unknown:
-        raise models.ModelError(f"model {name}: unknown key {', '.join(unknown)}; known are {', '.join(sorted(KEYS))}")
-    if bool(item.get("folder")) == bool(item.get("hub")):
-        raise models.ModelError(f"model {name}: give either folder (of the controller) or hub with revision")
-    return name
 
 
 def _paths(root: Path) -> list[str]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import tree
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding, did_you_mean
 
 Manifest = Mapping[str, Mapping[str, Any]]
 
@@ -32,6 +33,12 @@ Manifest = Mapping[str, Mapping[str, Any]]
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 WEIGHTS = (".safetensors", ".gguf")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+# What an entry of model_store_models may say; each is a text.
+KEYS = ("name", "folder", "hub", "revision")
+HUB = "https://huggingface.co"
+REPOSITORY = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+PLACEHOLDER = "0" * 40  # git's own for "no commit"; an example may have it until somebody chose a commit
 # Left free on the disk beyond what arrives, so that the host itself goes on: 1 % of it, 256 MiB at least.
 RESERVE, RESERVE_SHARE = 256 << 20, 0.01
 _RENAME_EXCHANGE = 2  # linux/fs.h
@@ -56,6 +63,77 @@ class Look:
     faults: List[str] = field(default_factory=list)  # sentences; empty: all is right
     need: List[str] = field(default_factory=list)  # paths that have to come
     hashed: int = 0
+
+
+def judge(entries: Any, endpoint: str = HUB) -> List[Finding]:
+    """What is wrong with model_store_models as it is written; no file and no hub is asked.
+
+    A revision that is the placeholder is a warning: the inventory can be judged with it, but not deployed.
+    """
+    if not isinstance(entries, list):
+        fix = "Write one entry a model, beginning with `- name:`"
+        return [Finding("model", "model_store_models", f"it is {entries!r}, not a list", fix)]
+    found: List[Finding] = []
+    names: Dict[str, int] = {}
+    for number, entry in enumerate(entries, 1):
+        found.extend(judge_entry(entry, f"model_store_models, entry {number}", endpoint))
+        name = str(entry.get("name") or "") if isinstance(entry, dict) else ""
+        if name and name in names:
+            message = f"two models are called {name} (entries {names[name]} and {number} of model_store_models)"
+            found.append(Finding("model", f"model {name}", message, "Each needs a name of its own"))
+        names.setdefault(name, number)
+    return found
+
+
+def judge_entry(entry: Any, where: str, endpoint: str = HUB) -> List[Finding]:
+    """What is wrong with one entry; `where` is said of one that has no name."""
+    if not isinstance(entry, dict) or not NAME.fullmatch(str(entry.get("name", ""))):
+        shown = repr(entry.get("name", "missing") if isinstance(entry, dict) else entry)
+        fix = "Its name has to be letters, digits, dots, dashes or underscores, a letter or digit first"
+        what = f"the name is {shown}" if isinstance(entry, dict) else f"it is {shown}, which is no model"
+        return [Finding("model", where, what, fix)]
+    where = f"model {entry['name']}"
+    found = []
+    for key in entry:
+        if key not in KEYS:
+            fix = f"{did_you_mean(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}"
+            found.append(Finding("model", where, f"unknown key {key}", fix))
+    if bool(entry.get("folder")) == bool(entry.get("hub")):
+        has = "has both folder and hub" if entry.get("hub") else "has neither folder nor hub"
+        found.append(
+            Finding("model", where, f"it {has}", "Give either folder (of the controller) or hub with revision")
+        )
+    for key in ("folder", "hub"):
+        if entry.get(key) and not isinstance(entry[key], str):
+            found.append(Finding("model", where, f"{key} is {entry[key]!r}, which is no text", "Write it as a text"))
+    if isinstance(entry.get("hub"), str) and entry["hub"]:
+        found.extend(judge_hub(str(entry["name"]), entry["hub"], entry.get("revision"), endpoint))
+    return found
+
+
+def judge_hub(name: str, repository: str, revision: Any, endpoint: str = HUB) -> List[Finding]:
+    """What is wrong with a repository's name and revision; the placeholder alone is only a warning."""
+    where, found = f"model {name}", []
+    right = bool(REPOSITORY.fullmatch(repository))
+    if not right:
+        found.append(Finding("model", where, f"hub {repository!r} is no ORGANISATION/NAME", "Write it as the hub does"))
+    commits = f"{endpoint}/{repository}/commits/main shows the commits" if right else "The hub shows the commits"
+    if revision is None or revision == "":
+        message = "revision is missing, which is not a commit of 40 hex digits"
+        fix = f"Without one the model could become another one overnight. {commits}"
+        found.append(Finding("model", where, message, fix))
+    elif not isinstance(revision, str):
+        message = f"revision is {revision!r}, a number to YAML, which is not a commit of 40 hex digits"
+        found.append(Finding("model", where, message, f"Put it in quotes. {commits}"))
+    elif not COMMIT.fullmatch(revision):
+        message = f"revision {revision!r} is not a commit of 40 hex digits"
+        fix = f"A branch or a tag can become another model overnight. {commits}"
+        found.append(Finding("model", where, message, fix))
+    elif revision == PLACEHOLDER:
+        message = "revision is the placeholder of forty zeros, which is no commit; it cannot be deployed"
+        fix = f"Choose the commit that you have looked at. {commits}"
+        found.append(Finding("model", where, message, fix, "warning"))
+    return found
 
 
 def choose(name: str, paths: List[str], allow_pickle: bool) -> Content:

@@ -19,7 +19,6 @@ import hashlib
 import http.client
 import json
 import os
-import re
 import shutil
 import urllib.error
 import urllib.parse
@@ -27,10 +26,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.models import ModelError, choose, size
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.models import HUB, ModelError, choose, judge_hub, size
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache
 
-ENDPOINT = "https://huggingface.co"
 TIMEOUT = 60  # seconds without a byte
 _CHUNK = 1 << 20
 _ATTEMPTS = 3
@@ -59,7 +57,7 @@ class _NoTokenElsewhere(urllib.request.HTTPRedirectHandler):
 
 def endpoint() -> str:
     """The hub that is asked."""
-    return (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+    return (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
 
 
 def token() -> str | None:
@@ -105,13 +103,9 @@ def fetch(
 
 
 def _check(name: str, repository: str, revision: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+", repository):
-        raise ModelError(f"model {name}: hub {repository!r} is no ORGANISATION/NAME")
-    if not re.fullmatch(r"[0-9a-f]{40}", revision):
-        raise ModelError(
-            f"model {name}: revision {revision!r} is not a commit of 40 hex digits; a branch or a tag can become another model "
-            f"overnight. {endpoint()}/{repository}/commits/main shows the commits"
-        )
+    """ModelError for a name or a revision that the hub need not be asked for."""
+    for mistake in judge_hub(name, repository, revision, endpoint()):
+        raise ModelError(str(mistake))
 
 
 def _listing(name: str, repository: str, revision: str, target: Path) -> list[Remote]:

@@ -13,9 +13,9 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, hardware, limits, nccl, plan, services
+from ..module_utils import flags, hardware, limits, models, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
-from . import data, launches
+from . import data, hub, launches
 
 # Variables that belong to no single role: data/fleet_variables.yml says what they mean; fleet_plan is the plan itself.
 FLEET_VARIABLES = {name: entry["type"] for name, entry in data.load("fleet_variables").items()} | {"fleet_plan": "dict"}
@@ -96,7 +96,9 @@ def read(
     )
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
-    models = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
+    entries = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
+    entries = entries if isinstance(entries, list) else []
+    found.extend(_model_findings(inventory, hosts))
     watchers, mistakes = _watchers(inventory, hosts)
     found.extend(mistakes)
     found.extend(_address_findings({**watchers, **{name: host.address for name, host in hosts.items()}}))
@@ -104,13 +106,30 @@ def read(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
         watchers=list(dict.fromkeys(address for address in watchers.values() if address)),
-        models=[entry.get("name", "") for entry in models or [] if isinstance(entry, dict)],
+        models=[entry.get("name", "") for entry in entries if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
-        launch=launches.planner(inventory, models or [], folder, ask_hub),
+        launch=launches.planner(inventory, entries, folder, ask_hub),
     )
     found.extend(_grouped((fault, name) for name in hosts if (fault := launches.gpu_fault(inventory, name))))
     return read_services, fleet, found
+
+
+def sorted_out(found: Iterable[Finding], of_plan: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """What refuses the inventory, and what is only worth knowing."""
+    every = [*found, *of_plan]
+    return [finding for finding in every if finding.severity == "error"], [
+        finding for finding in every if finding.severity != "error"
+    ]
+
+
+def _model_findings(inventory: Inventory, hosts: Iterable[str]) -> list[Finding]:
+    """The list of models as role model_store judges it, each mistake once: it is the group's, not a host's."""
+    found: dict[Finding, None] = {}
+    for name in hosts:
+        entries = inventory.role_value(name, "model_store", "model_store_models")
+        found.update(dict.fromkeys(models.judge(entries, hub.endpoint())))
+    return list(found)
 
 
 def _same_everywhere(inventory: Inventory, hosts: Iterable[str], name: str, default: Any) -> tuple[Any, list[Finding]]:
@@ -442,8 +461,8 @@ def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -
     """Ansible's own judge of argument specs, one variable at a time, so that each error names its variable."""
     faults = []
     for name, option in data.role_options(role).items():
-        if name not in names or name == "vllm_services":
-            continue
+        if name not in names or name in ("vllm_services", "model_store_models"):
+            continue  # judged by services.read and models.judge, which say more
         value = inventory.get(host, name)
         if value is None:
             continue

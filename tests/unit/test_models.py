@@ -252,3 +252,47 @@ def test_a_store_that_a_hardened_umask_closed_is_opened_and_said(store):
     model_files.install(store, wanted)
     assert there(store) == V1
     assert model_files.look(Module(), store, wanted)["faults"] == {}
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ("m", "it is 'm', not a list"),
+        (["m"], "entry 1: it is 'm', which is no model"),
+        ([{"folder": "/m"}], "entry 1: the name is 'missing'"),
+        ([{"name": "a/b", "folder": "/m"}], "the name is 'a/b'"),
+        ([{"name": "m"}], "model m: it has neither folder nor hub"),
+        ([{"name": "m", "folder": "/m", "hub": "org/m", "revision": COMMIT}], "model m: it has both folder and hub"),
+        ([{"name": "m", "hub": "org/m"}], "model m: revision is missing"),
+        ([{"name": "m", "hub": "org/m", "revision": "main"}], "revision 'main' is not a commit of 40 hex digits"),
+        ([{"name": "m", "hub": "org/m", "revision": "abc"}], "https://hub.example/org/m/commits/main"),
+        ([{"name": "m", "hub": "org/m", "revision": int("1" * 40)}], "Put it in quotes"),
+        ([{"name": "m", "hub": "m", "revision": COMMIT}], "hub 'm' is no ORGANISATION/NAME"),
+        ([{"name": "m", "folder": 7}], "folder is 7, which is no text"),
+        (
+            [{"name": "m", "hub": "org/m", "revison": COMMIT, "revision": COMMIT}],
+            "unknown key revison. Did you mean revision?",
+        ),
+        ([{"name": "m", "folder": "/m"}, {"name": "m", "folder": "/n"}], "two models are called m (entries 1 and 2"),
+    ],
+)
+def test_a_list_of_models_that_cannot_be_delivered(entries, words):
+    found = models.judge(entries, "https://hub.example")
+    assert [finding.severity for finding in found] == ["error"]
+    assert words in str(found[0])
+
+
+def test_every_mistake_of_a_list_of_models_is_said():
+    found = models.judge([{"name": "m", "hub": "x", "revision": "main", "z": 1}, {"name": "m"}])
+    assert len(found) == 5, [str(finding) for finding in found]
+
+
+def test_a_right_list_of_models_and_the_placeholder():
+    right = [{"name": "m", "folder": "/nowhere"}, {"name": "n", "hub": "org/n", "revision": COMMIT}]
+    assert models.judge(right) == []
+    (note,) = models.judge([{"name": "n", "hub": "org/n", "revision": "0" * 40}])
+    assert note.severity == "warning"
+    assert "cannot be deployed" in str(note)

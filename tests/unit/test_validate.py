@@ -107,7 +107,11 @@ MISTAKES = [
     ({"gpu_topology_expected": {"gpus": 8}}, "gpu_topology_expected.gpus is 8, fleet_gpus is 2"),
     ({"gpu_topology_accept": ["persistance-off"]}, "Did you mean persistence-off?"),
     ({"gpu_topology_bandwidth_seconds": -4}, "gpu_topology_bandwidth_seconds is -4"),
-    ({"model_store_models": [{"name": "m", "folderr": "/x"}]}, "folderr"),
+    ({"model_store_models": [{"name": "m", "folder": "/x", "folderr": "/x"}]}, "Did you mean folder?"),
+    (
+        {"model_store_models": [{"name": "m", "hub": "org/m", "revision": "main"}]},
+        "1 thing wrong in the inventory; no host was touched: 1. model m: revision 'main' is not a commit",
+    ),
 ]
 
 
@@ -118,6 +122,14 @@ def test_refused(tmp_path, variables, words):
     assert words in said
     assert "wrong in the inventory; no host was touched" in said
     assert "Traceback" not in said
+
+
+def test_the_placeholder_of_a_revision_passes_and_is_told(tmp_path):
+    models = [{"name": "m", "hub": "org/m", "revision": "0" * 40}]
+    status, said = validate(tmp_path, {"model_store_models": models})
+    assert status == 0, said
+    assert "note: model m: revision is the placeholder" in said
+    assert said.count("placeholder") == 1
 
 
 def test_every_mistake_at_once_and_before_site_touches_a_host(tmp_path):
