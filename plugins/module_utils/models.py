@@ -99,10 +99,9 @@ def judge_entry(entry: Any, where: str, endpoint: str = HUB) -> List[Finding]:
             fix = f"{did_you_mean(key, KEYS)}Known keys: {', '.join(sorted(KEYS))}"
             found.append(Finding("model", where, f"unknown key {key}", fix))
     if bool(entry.get("folder")) == bool(entry.get("hub")):
-        has = "has both folder and hub" if entry.get("hub") else "has neither folder nor hub"
-        found.append(
-            Finding("model", where, f"it {has}", "Give either folder (of the controller) or hub with revision")
-        )
+        has, fix = ("both", "Take one of them out") if entry.get("hub") else ("neither", "Add one of them")
+        message = f"it has {has} of two sources: give either folder (of the controller) or hub with revision"
+        found.append(Finding("model", where, message, fix))
     for key in ("folder", "hub"):
         if entry.get(key) and not isinstance(entry[key], str):
             found.append(Finding("model", where, f"{key} is {entry[key]!r}, which is no text", "Write it as a text"))

@@ -20,6 +20,33 @@ MODEL_NAME = re.compile(r"(?!-)[A-Za-z0-9._:/-]+")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_NAME = re.compile(r"(.*_)?(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
 
+# What the collection sets for the unit by the plan: in `env` it would override the plan unseen. What to use instead.
+_CACHE = "Leave it out: each generation compiles and caches in a folder of its own below /var/cache/vllm"
+OWNED_ENV = {
+    "CUDA_VISIBLE_DEVICES": "Use the key `gpus` of the service",
+    "CUDA_DEVICE_ORDER": "Leave it out: the numbers of the key `gpus` are those of nvidia-smi",
+    "VLLM_HOST_IP": "Use the variable fleet_address of the host",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "Use the variable vllm_service_start_timeout",
+    "GLOO_SOCKET_IFNAME": "Use the variable nccl_interface",
+    "NCCL_SOCKET_IFNAME": "Use the variable nccl_interface",
+    "HF_HUB_OFFLINE": "Leave it out: models come by model_store_models, and hosts ask no hub",
+    **dict.fromkeys(
+        (
+            "HOME",
+            "XDG_CACHE_HOME",
+            "VLLM_CACHE_ROOT",
+            "VLLM_CONFIG_ROOT",
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TRITON_CACHE_DIR",
+            "CUDA_CACHE_PATH",
+            "PYTHONPYCACHEPREFIX",
+        ),
+        _CACHE,
+    ),
+}
+# Set for the unit, too, but as a preference that nothing else goes by: a service may say otherwise.
+FREE_ENV = ("VLLM_NO_USAGE_STATS", "HF_HUB_DISABLE_TELEMETRY", "VLLM_LOGGING_COLOR", "VLLM_USE_FLASHINFER_SAMPLER")
+
 
 def address(text: Any) -> Optional[str]:
     """An IPv4 or IPv6 address in its one usual spelling; None for a name, a network, or an address with a zone."""
@@ -58,7 +85,11 @@ KEYS: Dict[str, Key] = {
     ),
     "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
     "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
-    "replicas_per_host": Key("count", False, "Copies on each host, when hosts_per_replica is 1. Default: planned where model and GPUs are known, else 1."),
+    "replicas_per_host": Key(
+        "count",
+        False,
+        "Copies on each host, when hosts_per_replica is 1. Default: planned where model and GPUs are known, else 1.",
+    ),
     "gpus": Key("gpus", False, "GPU numbers used on every host. Default: all that fleet_gpus says."),
     "port_base": Key("port", False, "First port of the block of 16 that a replica uses. Default 8000."),
     "clients": Key(
@@ -118,6 +149,9 @@ def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
         if not ENV_NAME.fullmatch(str(name)):
             message, fix = f"env.{name} is no variable's name", "Use letters, digits and underscores"
             found.append(Finding("wrong-type", where, message, fix))
+        elif name in OWNED_ENV:
+            message = f"env.{name} is set by the collection, and would override what was planned"
+            found.append(Finding("owned-env", where, message, OWNED_ENV[name]))
         elif SECRET_NAME.fullmatch(str(name)):
             message = f"env.{name} looks like a secret, and env is readable by all users of the host"
             fix = "Leave it out: API keys belong in vllm_service_api_keys, and the hosts need no hub token"

@@ -264,8 +264,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         (["m"], "entry 1: it is 'm', which is no model"),
         ([{"folder": "/m"}], "entry 1: the name is 'missing'"),
         ([{"name": "a/b", "folder": "/m"}], "the name is 'a/b'"),
-        ([{"name": "m"}], "model m: it has neither folder nor hub"),
-        ([{"name": "m", "folder": "/m", "hub": "org/m", "revision": COMMIT}], "model m: it has both folder and hub"),
+        ([{"name": "m"}], "model m: it has neither of two sources"),
+        (
+            [{"name": "m", "folder": "/m", "hub": "org/m", "revision": COMMIT}],
+            "model m: it has both of two sources: give either folder (of the controller)",
+        ),
         ([{"name": "m", "hub": "org/m"}], "model m: revision is missing"),
         ([{"name": "m", "hub": "org/m", "revision": "main"}], "revision 'main' is not a commit of 40 hex digits"),
         ([{"name": "m", "hub": "org/m", "revision": "abc"}], "https://hub.example/org/m/commits/main"),

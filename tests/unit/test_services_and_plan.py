@@ -1,11 +1,13 @@
 """What `validate` refuses and what the planner answers: one test a kind of mistake of the issue's list."""
 
 import dataclasses
+import re
 
 import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan, services
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+from conftest import REPOSITORY
 
 LAYOUT = data.load("ports")
 
@@ -99,6 +101,13 @@ def ids(found):
         ("""[{name: a, model: m, env: {A: "it's"}}]""", "env-value", ["env.A"]),
         ("[{name: a, model: m, env: {A: ' b'}}]", "env-value", ["env.A"]),
         ("[{name: a, model: m, env: {A: 'b '}}]", "env-value", ["env.A"]),
+        (
+            "[{name: a, model: m, env: {CUDA_VISIBLE_DEVICES: '0'}}]",
+            "owned-env",
+            ["env.CUDA_VISIBLE_DEVICES", "`gpus`"],
+        ),
+        ("[{name: a, model: m, env: {CUDA_DEVICE_ORDER: FASTEST_FIRST}}]", "owned-env", ["nvidia-smi"]),
+        ("[{name: a, model: m, env: {VLLM_HOST_IP: 192.0.2.1}}]", "owned-env", ["fleet_address"]),
         ("[{name: a, model: m, env: {HF_TOKEN: x}}]", "env-secret", ["env.HF_TOKEN", "readable by all users"]),
         ("[{name: a, model: m, env: {MY_API_KEY: x}}]", "env-secret", ["vllm_service_api_keys"]),
         ("[{name: a, model: m, env: {S3_SECRET: x}}]", "env-secret", ["S3_SECRET"]),
@@ -236,6 +245,19 @@ def test_a_mistake_of_all_replicas_is_said_once():
 def test_a_secret_in_env_is_not_shown():
     _, found = judge("[{name: a, model: m, env: {HF_TOKEN: hf_abc, 'A B': 1}}]")
     assert "hf_abc" not in "".join(map(str, found))
+
+
+def test_every_variable_that_the_unit_gets_is_owned_or_free():
+    """What the plan and the template set: one that is added there has to be decided on here."""
+    made, found = judge("[{name: a, model: m, gpus: [0]}]")
+    assert not found
+    template = (REPOSITORY / "roles/vllm_service/templates/env.j2").read_text()
+    written = set(re.findall(r"^([A-Z_]+)=", template, re.MULTILINE)) | set(
+        made["hosts"]["gpu-01"]["instances"][0]["env"]
+    )
+    assert {"HOME", "CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} <= written
+    assert written <= set(services.OWNED_ENV) | set(services.FREE_ENV)
+    assert set(services.OWNED_ENV) - written == {"NCCL_SOCKET_IFNAME"}  # in /etc/nccl.conf
 
 
 def test_what_stands_in_units_and_rules_as_it_should():
