@@ -232,8 +232,7 @@ def _aligned(known: Shape, tensor: int, size: int, block: int, state: int) -> Tu
     padded to that page (Platform._align_hybrid_block_size)."""
     layer = next(layer for kept in known.kv_layers for layer in kept if layer.kind != MAMBA)
     token = _token_bytes(layer, tensor, size)
-    step = max(block, 128) if layer.kind == MLA else block
-    block = max(block, step * -(-state // (step * token)))
+    block = max(block, block * -(-state // (block * token)))
     return block, block * token
 
 

@@ -111,6 +111,9 @@ def layer_parts(known: Shape, i: int) -> Parts:
             divided += known.kv_lora_rank * known.heads * (known.qk_nope + known.v_dim) + known.heads * known.v_dim * h
         elif layer.kind == MAMBA and known.state:
             divided += _state_parameters(known, known.state)
+            if known.state.kind == "mamba2":  # one group is held by every GPU, several are divided
+                groups = 2 * h * known.state.groups * known.state.size
+                divided, whole = (divided, whole + groups) if known.state.groups == 1 else (divided + groups, whole)
         else:
             divided += 2 * h * known.heads * known.head_dim
             kv += h * known.kv_heads * (known.head_dim + known.head_dim_v)
@@ -127,7 +130,7 @@ def layer_parts(known: Shape, i: int) -> Parts:
 
 def _state_parameters(known: Shape, state: State) -> int:
     if state.kind == "mamba2":
-        return known.hidden * (3 * state.inner + 2 * state.groups * state.size + state.heads)
+        return known.hidden * (3 * state.inner + state.heads)
     if state.kind == "gated_delta_net":
         return known.hidden * (3 * state.inner + 2 * state.key_heads * state.key_dim + 2 * state.heads)
     return 3 * known.hidden * state.inner
