@@ -5,6 +5,7 @@ Runs on the controller only. A variable that cannot be templated yet (it waits f
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -421,40 +422,56 @@ def _variable_findings(inventory: Inventory) -> list[Finding]:
 
 
 # Beginnings that nobody else's variables have: every unknown name under them is a mistake. Other roles' prefixes are
-# common words (validate_certs), where only a near miss of a known variable is one.
+# common words (validate_certs, firewall_allowed_tcp_ports), where a near miss of a known variable is one, and what looks
+# like a switch of the role that it does not have.
 STRICT = ("vllm_", "fleet_", "model_store_", "host_limits_", "nccl_")
 NEAR = 0.8
+_SWITCH = "The role is part of site.yml; firewall_managed_elsewhere: true leaves the rules to somebody else"
+_OPENINGS = "site.yml opens what the plan needs; a service's `clients` says who else reaches it"
+NO_SUCH = {
+    **dict.fromkeys(
+        (
+            "firewall_enabled",
+            "firewall_enable",
+            "firewall_disabled",
+            "firewall_disable",
+            "firewall_managed",
+            "firewall_manage",
+        ),
+        _SWITCH,
+    ),
+    **dict.fromkeys(("firewall_extra", "firewall_extra_openings", "firewall_clients"), _OPENINGS),
+}
 
 
 def _unknown_variable(name: str) -> tuple[str, str, str] | None:
     if name in FACTS or name in FLEET_VARIABLES or name == "vllm_services":
         return None
-    if name.startswith("fleet_"):
-        return (
-            "unknown-variable",
-            f"unknown variable {name}",
-            f"{did_you_mean(name, FLEET_VARIABLES)}Known: {', '.join(sorted(FLEET_VARIABLES))}",
-        )
-    for role in sorted(data.role_names(), key=len, reverse=True):
-        if name.startswith(f"{role}_"):
-            options = data.role_options(role)
-            strict = name.startswith(STRICT)
-            near = did_you_mean(name, options) if strict else did_you_mean(name, options, NEAR)
-            if name in options or not (strict or near):
-                return None
-            return (
-                "unknown-variable",
-                f"unknown variable {name}",
-                f"{near}The role's README lists what {role} knows",
-            )
-    if name.startswith("vllm_"):
+    fix = NO_SUCH.get(name)
+    role = max((role for role in data.role_names() if name.startswith(f"{role}_")), key=len, default=None)
+    if fix:
+        pass
+    elif name.startswith("fleet_"):
+        fix = f"{did_you_mean(name, FLEET_VARIABLES)}Known: {', '.join(sorted(FLEET_VARIABLES))}"
+    elif role:
+        fix = _not_of_role(name, role)
+    elif name.startswith("vllm_"):
         known = ["vllm_services", *(o for role in data.role_names() for o in data.role_options(role))]
-        return (
-            "unknown-variable",
-            f"unknown variable {name}",
-            f"{did_you_mean(name, known)}No role of the collection reads it",
-        )
-    return None
+        fix = f"{did_you_mean(name, known)}No role of the collection reads it"
+    return ("unknown-variable", f"unknown variable {name}", fix) if fix else None
+
+
+def _not_of_role(name: str, role: str) -> str | None:
+    """What to do about a name that begins like a role's variables; None where it is one, or somebody else's."""
+    options = data.role_options(role)
+    if name in options:
+        return None
+    if name.startswith(STRICT):
+        return f"{did_you_mean(name, options)}The role's README lists what {role} knows"
+    # Without the common beginning, which would make everything under it look alike.
+    ends = {option[len(role) :]: option for option in options}
+    near = difflib.get_close_matches(name[len(role) :], ends, n=1, cutoff=NEAR)
+    return f"Did you mean {ends[near[0]]}? The role's README lists what {role} knows" if near else None
 
 
 def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import inventory
 from conftest import REPOSITORY
 
 KEY = "k" * 40
@@ -23,8 +24,8 @@ GOOD = {
 
 
 def validate(folder, variables=None, hosts=HOSTS, playbook="validate", options=()):
-    inventory = {"gpu_hosts": {"hosts": hosts, "vars": {**GOOD, **(variables or {})}}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": inventory}}))
+    groups = {"gpu_hosts": {"hosts": hosts, "vars": {**GOOD, **(variables or {})}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
     command = [
         f"{os.path.dirname(sys.executable)}/ansible-playbook",
         f"playbooks/{playbook}.yml",
@@ -232,6 +233,31 @@ def test_variables_of_others_that_begin_like_a_role_pass(tmp_path):
     others = {"validate_certs": True, "firewall_allowed_tcp_ports": [22], "monitoring_url": "x", "gateway_name": "x"}
     status, said = validate(tmp_path, others)
     assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("firewall_enabled", "firewall_managed_elsewhere: true"),
+        ("firewall_extra", "a service's `clients`"),
+        ("firewall_manged_elsewhere", "Did you mean firewall_managed_elsewhere?"),
+        ("firewall_ssh_port", "Did you mean firewall_ssh_ports?"),
+        ("gpu_topology_lern", "Did you mean gpu_topology_learn?"),
+        ("nccl_foo", "The role's README lists"),
+    ],
+)
+def test_names_that_no_role_reads(name, words):
+    fault = inventory._unknown_variable(name)
+    assert fault, name
+    assert fault[1] == f"unknown variable {name}"
+    assert words in fault[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["firewall_managed_elsewhere", "firewall_state", "firewall_allowed_tcp_ports", "firewall_enabled_at_boot"]
+)
+def test_names_that_are_ours_or_another_collections(name):
+    assert inventory._unknown_variable(name) is None
 
 
 def test_one_mistake_of_a_group_is_one_line(tmp_path):
