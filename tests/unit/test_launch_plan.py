@@ -339,6 +339,34 @@ CASES = {
         ("ok", None, []),
         "u26 config/model.py:2225: original length times the factor",
     ),
+    "length with yarn, already scaled": (
+        launch(
+            {
+                **QWEN_7B,
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+            },
+            14.19,
+            args={"max-model-len": 200000},
+        ),
+        ("error", "max_len_above_config", ["200000", "131072"]),
+        "u26 config/model.py:2225",
+    ),
+    "length with yarn since 0.30": (
+        launch(
+            {**QWEN_7B, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}},
+            14.19,
+            version="0.33.0",
+            args={"max-model-len": 65536},
+        ),
+        ("error", "max_len_above_config", ["65536", "32768"]),
+        "u33 config/model.py:2617: the factor is in max_position_embeddings",
+    ),
+    "a small batch, prompts in chunks": (
+        launch(LLAMA_8B, 14.96, args={"max-num-batched-tokens": 2048, "max-model-len": 8192}),
+        ("ok", None, []),
+        "u33 config/scheduler.py:319",
+    ),
     "length with linear scaling": (
         launch({**LLAMA2_7B, "rope_scaling": {"type": "linear", "factor": 2.0}}, 12.6, args={"max-model-len": 8192}),
         ("ok", None, []),
@@ -563,6 +591,16 @@ def test_spellings_of_the_command_line(written):
     assert {f.rule for f in judge(case).findings if f.severity == "error"} == {"heads_tp"}
 
 
+def test_chunks_are_kept_apart_from_0_14_on():
+    """0.13.0 and 0.14.1 vllm/envs.py, VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE."""
+    case = yaml.safe_load((PLANS / "13.yml").read_text())
+    case["args"] = {"--tensor-parallel-size": 8, "--max-model-len": 262144}
+    needed = {v: judge({**case, "vllm_version": v}).memory["request_gib"] for v in ("0.13.0", "0.14.1", "0.26.0")}
+    assert needed["0.13.0"] == pytest.approx(262144 * 24576 / 2**30, rel=0.01)
+    assert needed["0.14.1"] < needed["0.13.0"] / 2
+    assert needed["0.26.0"] < needed["0.13.0"] / 2
+
+
 def test_weights_in_the_host_count_for_each_gpu():
     args = {"tensor-parallel-size": 2, "max-model-len": 4096, "cpu-offload-gb": 40}
     assert judge(launch(LLAMA_70B, 131.4, "2 x L40S", args=args)).memory["weights_gib"] == pytest.approx(25.7, abs=0.1)
@@ -651,6 +689,33 @@ def test_a_verdict_as_a_mapping():
     assert json.loads(json.dumps(told)) == told
     assert set(told) == {"outcome", "findings", "memory"}
     assert {"weights_gib", "kv_gib", "kv_tokens", "max_concurrency"} <= set(told["memory"])
+
+
+# As nvidia-smi names them.
+@pytest.mark.parametrize(
+    ("name", "capability", "nvlink"),
+    [
+        ("NVIDIA H200", "9.0", "all"),
+        ("NVIDIA H100 80GB HBM3", "9.0", "all"),
+        ("NVIDIA H100 NVL", "9.0", "pairs"),
+        ("NVIDIA A100-SXM4-80GB", "8.0", "all"),
+        ("NVIDIA A100 80GB PCIe", "8.0", "pairs"),
+        ("NVIDIA A100-PCIE-40GB", "8.0", "pairs"),
+        ("NVIDIA L40S", "8.9", "none"),
+        ("NVIDIA L4", "8.9", "none"),
+        ("Tesla T4", "7.5", "none"),
+        ("Tesla V100-SXM2-32GB", "7.0", "all"),
+        ("NVIDIA GeForce RTX 3090", "8.6", "pairs"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0", "none"),
+    ],
+)
+def test_models_of_gpus(name, capability, nvlink):
+    entry = launch_case.known_gpu(name, KNOWN.gpus)
+    assert (entry["compute_capability"], entry["nvlink"]) == (capability, nvlink)
+
+
+def test_a_gpu_that_is_not_known():
+    assert launch_case.known_gpu("NVIDIA L400", KNOWN.gpus) == {}
 
 
 # --- Choosing -------------------------------------------------------------------------------------------------------
