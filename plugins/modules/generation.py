@@ -24,7 +24,7 @@ options:
   files:
     description:
       - Name to content. C(@ID@) in a content becomes the generation's ID, C(@DIR@) its folder. Files are 0644 and root's.
-      - C(config.yaml) is what the parser checks.
+      - C(config.yaml) is what the parser checks. C(why.json), why it was planned so, is kept and is not part of the identity.
     type: dict
     required: true
   release:
@@ -113,6 +113,8 @@ arguments = parser.parse_args(["serve", "--config", sys.argv[1]])
 commands["serve"].validate(arguments)
 """
 
+WHY = "why.json"  # reasons, memory and notes of the plan: other words for them are no other generation
+
 
 class Generation:
     def __init__(self, module):
@@ -156,7 +158,7 @@ class Generation:
         started = self.unit.started
         if self.unit.generation == self.id and started:
             self.stale = sorted(
-                n for n, when in faults.items() if n in self.files and when is not None and when < started
+                n for n, when in faults.items() if n in self.files and n != WHY and when is not None and when < started
             )
         if self.module.check_mode:
             return
@@ -225,8 +227,9 @@ class Generation:
 
 
 def identity(files, release):
+    """What a generation is called by: everything that a server runs with, and not why it was chosen."""
     digest = hashlib.sha256(release.encode())
-    for name in sorted(files):
+    for name in sorted(set(files) - {WHY}):
         digest.update(f"\0{name}\0{files[name]}".encode())
     return digest.hexdigest()[:12]
 

@@ -80,3 +80,9 @@ def test_generations_for_a_rollback_are_kept_and_none_is_half_written(host):
     # With vllm_service_keep_generations: 3 the current one and the newest two, and what is none of ours.
     assert sorted(names) == sorted([current, "000000000003", "000000000004", "00000000000f"])
     assert "000000000009" not in host.check_output("ls -A /var/cache/vllm/chat.0")
+
+
+def test_the_host_knows_why_it_was_planned_so(host):
+    why = json.loads(host.file(generation(host, "chat.0") + "/why.json").content_string)
+    assert any("tensor-parallel-size" in reason for reason in why["reasons"])
+    assert "reasons" not in json.loads(host.file(generation(host, "chat.0") + "/plan.json").content_string)

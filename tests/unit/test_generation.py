@@ -48,3 +48,10 @@ def test_a_folder_of_the_service_user_is_left_alone(tmp_path, monkeypatch, statu
     assert home != one.cache
     assert not os.path.exists(home)
     assert os.listdir(one.cache) == []
+
+
+def test_why_a_generation_was_planned_so_is_no_part_of_what_it_is():
+    files = {"config.yaml": "model: m\n", "why.json": "{}"}
+    same = generation.identity({**files, "why.json": '{"reasons": ["other words"]}'}, "/opt/r")
+    assert generation.identity(files, "/opt/r") == same
+    assert generation.identity({**files, "config.yaml": "model: n\n"}, "/opt/r") != same
