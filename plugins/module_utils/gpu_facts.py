@@ -83,7 +83,7 @@ def gather(run: Run, root: str = "/", nvml: Any = None, source: str = "auto") ->
     """
     began = time.monotonic()
     host = gpu_sysfs.Host(root)
-    facts = _nothing()
+    facts = nothing()
     devices = gpu_sysfs.pci_devices(host)
     facts["pci_gpus"] = [device for device in devices if device.pop("class") in gpu_sysfs.GPU_CLASSES]
     vendors = [gpu_sysfs.VENDORS[device["vendor_id"]] for device in facts["pci_gpus"]]
@@ -139,7 +139,7 @@ def command(argv: Sequence[str], timeout: float) -> Tuple[int, str, str]:
 # --- what there is to fill
 
 
-def _nothing() -> Facts:
+def nothing() -> Facts:
     return {
         "vendor": "none",
         "source": None,

@@ -16,7 +16,7 @@ import math
 import re
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import topology
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gpu_facts, topology
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 
 VENDOR_IDS = {"nvidia": "10de", "amd": "1002"}  # PCI's
@@ -88,21 +88,8 @@ FINDINGS: Dict[str, Tuple[str, str]] = {
     "bandwidth-corrupt": ("error", "data between two GPUs arrives wrong"),
     "bandwidth-failed": ("error", "traffic between two GPUs ends with an error"),
 }
-# A host of which nothing is known, in the shape of gpu_facts.
-EMPTY: Dict[str, Any] = {
-    "vendor": "nvidia",
-    "source": None,
-    "error": None,
-    "pci_gpus": [],
-    "gpus": [],
-    "driver": {"loaded": None, "installed": None, "flavour": None, "cuda": None},
-    "nvswitch": {"devices": 0},
-    "fabric_manager": {"installed": None, "state": "absent"},
-    "xid": [],
-    "nouveau": False,
-    "unread": [],
-    "topology": {"matrix": None, "p2p": {}},
-}
+# A host of which nothing is known but its links.
+EMPTY: Dict[str, Any] = {**gpu_facts.nothing(), "vendor": "nvidia"}
 # What is kept of a host to compare with later.
 IDENTITY = ("name", "uuid", "pci_address", "memory_mib", "mig", "pcie_width")
 

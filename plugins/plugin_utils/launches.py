@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..module_utils import hardware, launch_plan, model_memory, plan
 from ..module_utils.findings import did_you_mean
-from ..module_utils.launch_case import known_gpu
+from ..module_utils.launch_case import Tables, known_gpu
 from ..module_utils.models import ModelError
 from ..module_utils.services import Service
 from . import cache, data, hub
@@ -32,7 +32,7 @@ CUDA_SHARE = 0.978
 def known() -> launch_plan.Known:
     """The collection's data, as the planner wants it."""
     return launch_plan.Known(
-        serve_flags={version: data.load(f"serve_flags/{version}") for version in data.flag_versions()},
+        serve_flags=Tables(data.flag_versions(), lambda version: data.load(f"serve_flags/{version}")),
         removed_flags=data.load("removed_flags"),
         quantization=data.load("quantization"),
         memory=data.load("memory"),

@@ -106,14 +106,18 @@ def inventory() -> str:
 def findings() -> str:
     sys.path.insert(0, str(ROOT / "collections"))
     from ansible_collections.gpu_fleet.vllm.plugins.module_utils.hardware import FINDINGS
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_rules import MEANINGS
 
+    launches = [[f"`{name}`", severity, cell(meaning)] for name, (severity, meaning) in MEANINGS.items()]
     rows = [[f"`{name}`", severity, cell(meaning)] for name, (severity, meaning) in FINDINGS.items()]
     return (
         NOTE.format(source="plugins/module_utils/hardware.py")
-        + "# Findings about GPU hosts\n\n"
+        + "# Findings\n\n## About GPU hosts\n\n"
         + "Each comes with its evidence and a remedy. An error stops the host before anything is changed on it (`gpu_topology_fail_on`); "
         + "what is known and wanted is named in `gpu_topology_accept`. A healthy host has none.\n\n"
         + table(["finding", "severity", "meaning"], rows)
+        + "\n## About launches\n\nRules of a planned launch (docs/plan.md; plugins/module_utils/launch_rules.py). An error refuses the plan before a host is touched.\n\n"
+        + table(["rule", "severity", "meaning"], launches)
     )
 
 
