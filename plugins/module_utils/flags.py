@@ -103,7 +103,7 @@ def _json_fault(value: Any) -> Optional[str]:
 
 
 def _choice_fault(values: List[Any], choices: Optional[List[str]]) -> Optional[str]:
-    wrong = [str(v) for v in values if choices and str(v) not in choices]
+    wrong = [repr(v) for v in values if choices and str(v) not in choices]
     return f"{', '.join(wrong)} is not one of {', '.join(choices or [])}" if wrong else None
 
 
@@ -143,7 +143,8 @@ def check(
             if fault is None and kind == "switch" and name.startswith("no-") and value is not True:
                 fault = f"a double negation: write {bare}: true or {bare}: false"
             if fault:
-                found.append(Finding("flag-value", where, f"args.{written} is {value!r}", fault[0].upper() + fault[1:]))
+                fix = did_you_mean(value, choices.get(bare, [])) + fault[0].upper() + fault[1:]
+                found.append(Finding("flag-value", where, f"args.{written} is {value!r}", fix))
     return found
 
 

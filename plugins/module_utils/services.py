@@ -13,6 +13,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .findings import Finding, did_you_mean
 
+# Keys that say on which hosts and GPUs a service runs, and as how many processes.
+SHAPE = ("hosts", "hosts_per_replica", "replicas_per_host", "gpus", "args")
 # A service's name is part of unit names, paths and metrics labels; the dot separates it from the replica number.
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 # Names of a model stand in the command line of a unit: nothing in them may mean something to systemd or a shell.
@@ -188,6 +190,7 @@ class Service:
     """One served model. Counts are whole numbers, ports TCP ports, gpus the numbers nvidia-smi shows.
 
     whole is False when keys of the entry had to be left out: then only what remains is judged, and nothing planned.
+    shaped is False when hosts, GPUs or sizes are among those, or may be: then they mean nothing.
     """
 
     name: str
@@ -203,6 +206,7 @@ class Service:
     args: Dict[str, Any] = field(default_factory=dict)
     env: Dict[str, str] = field(default_factory=dict)
     whole: bool = True
+    shaped: bool = True
 
 
 def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
@@ -228,7 +232,14 @@ def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
     return found
 
 
-def _service(raw: Dict[str, Any], whole: bool) -> Service:
+def _is_shaped(entry: Dict[str, Any]) -> bool:
+    """Whether the keys of SHAPE are as the user means them: none is wrong, and no unknown key looks like one of them."""
+    wrong = [key for key in SHAPE if key in entry and not _CHECKS[KEYS[key].kind](entry[key])]
+    both = entry.get("replicas_per_host", 1) != 1 and entry.get("hosts_per_replica", 1) != 1
+    return not wrong and not both and not any(did_you_mean(key, SHAPE) for key in entry if key not in KEYS)
+
+
+def _service(raw: Dict[str, Any], whole: bool, shaped: bool = True) -> Service:
     hosts, gpus = raw.get("hosts"), raw.get("gpus")
     return Service(
         name=raw["name"],
@@ -244,6 +255,7 @@ def _service(raw: Dict[str, Any], whole: bool) -> Service:
         args=dict(raw.get("args", {})),
         env={str(k): str(v) for k, v in raw.get("env", {}).items()},
         whole=whole,
+        shaped=shaped,
     )
 
 
@@ -295,5 +307,5 @@ def read(raw: Any) -> Tuple[List[Service], List[Finding]]:
         found.extend(mistakes)
         right = {key: value for key, value in entry.items() if key in KEYS and _CHECKS[KEYS[key].kind](value)}
         if "name" in right and names[right["name"]] == number:
-            services.append(_service({"model": "", **right}, whole=not mistakes))
+            services.append(_service({"model": "", **right}, whole=not mistakes, shaped=_is_shaped(entry)))
     return services, found

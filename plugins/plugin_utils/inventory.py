@@ -5,6 +5,7 @@ Runs on the controller only. A variable that cannot be templated yet (it waits f
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -72,6 +73,7 @@ def read(
         host, mistakes = _host(inventory, name)
         hosts[name] = host
         found.extend(mistakes)
+    found.extend(_grouped((fault, name) for name in hosts if (fault := _system_fault(inventory, name))))
     found.extend(_grouped((fault, name) for name in hosts for fault in _nccl_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _user_faults(inventory, name)))
@@ -89,6 +91,7 @@ def read(
     found.extend(mistakes)
     read_services, mistakes = services.read(raw)
     found.extend(mistakes)
+    found.extend(_count_findings(inventory, raw, hosts))
     own_lock = {name for name in hosts if inventory.role_value(name, "vllm_runtime", "vllm_runtime_lock")}
     found.extend(
         _grouped(
@@ -112,13 +115,16 @@ def read(
         port_layout=data.load("ports"),
         launch=launches.planner(inventory, entries, folder, ask_hub),
     )
+    found.extend(_shape_findings(read_services, fleet))
     found.extend(_grouped((fault, name) for name in hosts if (fault := launches.gpu_fault(inventory, name))))
     return read_services, fleet, found
 
 
 def sorted_out(found: Iterable[Finding], of_plan: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """What refuses the inventory, and what is only worth knowing."""
-    every = [*found, *of_plan]
+    # The plan knows counts alone; what a host lacks, or has instead of a count, is said by read, once for all hosts.
+    every = [*found, *(finding for finding in of_plan if finding.id != "gpus-unknown")]
+    every = list(dict.fromkeys(every))
     return [finding for finding in every if finding.severity == "error"], [
         finding for finding in every if finding.severity != "error"
     ]
@@ -176,21 +182,10 @@ def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[dict[str, str
 
 
 def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
-    versions, where = data.load("versions"), f"host {name}"
     address, found = _address(inventory, name)
-    system = inventory.get(name, "fleet_system", "debian-12")
-    if system not in versions["systems"]:
-        found.append(
-            Finding(
-                "unknown-system",
-                where,
-                f"fleet_system is {system!r}",
-                f"{did_you_mean(system, versions['systems'])}Supported: {', '.join(versions['systems'])}",
-            )
-        )
+    system = str(inventory.get(name, "fleet_system", "debian-12"))
     accelerator = inventory.role_value(name, "vllm_runtime", "vllm_runtime_accelerator")
-    kind = "cpu" if accelerator == "cpu" else "cuda"
-    version = inventory.role_value(name, "vllm_runtime", "vllm_runtime_version") or versions["defaults"][kind]
+    version = inventory.role_value(name, "vllm_runtime", "vllm_runtime_version") or _default_version(accelerator)
     low, _, high = str(inventory.role_value(name, "nccl", "nccl_port_range")).partition("-")
     gpus = inventory.get(name, "fleet_gpus")
     host = plan.Host(
@@ -201,10 +196,61 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
         architecture=inventory.get(name, "fleet_architecture", "x86_64"),
         accelerator=str(accelerator),
         version=str(version),
-        gpus=gpus if isinstance(gpus, int) and not isinstance(gpus, bool) else None,
+        gpus=gpus if _is_count(gpus) else None,
         ports=(int(low), int(high)) if low.strip().isdecimal() and high.strip().isdecimal() else (0, 0),
     )
     return host, found
+
+
+def _default_version(accelerator: Any) -> str:
+    return data.load("versions")["defaults"]["cpu" if accelerator == "cpu" else "cuda"]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _system_fault(inventory: Inventory, name: str) -> tuple[str, str, str] | None:
+    """A system that the collection does not know."""
+    system, known = str(inventory.get(name, "fleet_system", "debian-12")), data.load("versions")["systems"]
+    if system in known:
+        return None
+    return (
+        "unknown-system",
+        f"fleet_system is {system!r}",
+        f"{did_you_mean(system, known)}Supported: {', '.join(known)}",
+    )
+
+
+def _count_findings(inventory: Inventory, raw: Any, hosts: Mapping[str, plan.Host]) -> list[Finding]:
+    """GPU hosts whose number of GPUs nobody said, although a service wants all of them; whatever else is wrong.
+
+    A number that is none is told where types are.
+    """
+    faults = []
+    for entry in raw if isinstance(raw, list) else []:
+        if not isinstance(entry, dict) or entry.get("gpus") is not None:
+            continue
+        named = entry.get("hosts")
+        for name in named if isinstance(named, list) else hosts:
+            host = hosts.get(name) if isinstance(name, str) else None
+            if host and host.accelerator != "cpu" and inventory.get(name, "fleet_gpus") is None:
+                faults.append((name, str(entry.get("name", "without a name"))))
+    wanting: dict[str, list[str]] = {}
+    for name, service in faults:
+        wanting.setdefault(name, []).append(service)
+    fix = "Set fleet_gpus to the number of its GPUs (`nvidia-smi -L` on the host lists them), or name those to use in `gpus`"
+    return _grouped(
+        (
+            (
+                "gpus-unknown",
+                f"fleet_gpus is missing, and service {', '.join(dict.fromkeys(names))} names no `gpus`",
+                fix,
+            ),
+            name,
+        )
+        for name, names in wanting.items()
+    )
 
 
 def _address_findings(addresses: Mapping[str, str | None]) -> list[Finding]:
@@ -268,7 +314,7 @@ def _topology_faults(inventory: Inventory, name: str) -> list[tuple[str, str, st
     expected = inventory.role_value(name, "gpu_topology", "gpu_topology_expected")
     expected = expected if isinstance(expected, dict) else {}
     link, gpus = expected.get("link"), inventory.get(name, "fleet_gpus")
-    if link is not None and not re.fullmatch(r"NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC", str(link).upper()):
+    if isinstance(link, str) and not re.fullmatch(r"NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC", str(link).upper()):
         faults.append(
             (
                 "topology",
@@ -276,7 +322,7 @@ def _topology_faults(inventory: Inventory, name: str) -> list[tuple[str, str, st
                 "Write it as nvidia-smi topo -m does: NV18, PIX, PXB, PHB, NODE or SYS",
             )
         )
-    if None not in (expected.get("gpus"), gpus) and expected["gpus"] != gpus:
+    if _is_count(expected.get("gpus")) and _is_count(gpus) and expected["gpus"] != gpus:
         message = f"gpu_topology_expected.gpus is {expected['gpus']}, fleet_gpus is {gpus}"
         faults.append(("topology", message, "Leave gpu_topology_expected.gpus out: fleet_gpus is expected anyway"))
     accepted = inventory.role_value(name, "gpu_topology", "gpu_topology_accept")
@@ -301,7 +347,8 @@ def _grouped(faults: Iterable[tuple[tuple[str, str, str], str]]) -> list[Finding
     """One finding for all hosts that share it."""
     by_fault: dict[tuple[str, str, str], list[str]] = {}
     for fault, host in faults:
-        by_fault.setdefault(fault, []).append(host)
+        if host not in by_fault.setdefault(fault, []):
+            by_fault[fault].append(host)
     return [
         Finding(fault[0], f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}", *fault[1:])
         for fault, hosts in by_fault.items()
@@ -310,13 +357,14 @@ def _grouped(faults: Iterable[tuple[tuple[str, str, str], str]]) -> list[Finding
 
 def _release_fault(host: plan.Host, own_lock: bool) -> tuple[str, str, str] | None:
     """Is the release offered for this accelerator, Python and architecture, and is its lock there?"""
-    releases = data.load("versions")["releases"]
-    release = releases.get(host.version)
+    if host.accelerator not in data.role_options("vllm_runtime")["vllm_runtime_accelerator"]["choices"]:
+        return None  # said where values are judged
+    release = data.load("versions")["releases"].get(host.version)
     if release is None:
         return (
             "unknown-release",
             f"vllm_runtime_version is {host.version}, which is not offered",
-            f"Offered: {', '.join(releases)}",
+            _offered(host.accelerator),
         )
     if host.accelerator not in release["accelerators"]:
         offered = ", ".join(release["accelerators"])
@@ -338,7 +386,8 @@ def _release_fault(host: plan.Host, own_lock: bool) -> tuple[str, str, str] | No
         not in data.lock_files()
     ):
         locked = [name for name in data.lock_files() if name.startswith(f"vllm-{host.version}-{host.accelerator}-")]
-        fix = f"Make it: scripts/lock {host.version} {host.accelerator} --python {host.python}. There are: {', '.join(locked) or 'none for it'}"
+        there = f"There are: {', '.join(locked)}" if locked else _offered(host.accelerator)
+        fix = f"Make it: scripts/lock {host.version} {host.accelerator} --python {host.python}. {there}"
         return (
             "no-lock",
             f"there is no lock of vLLM {host.version} for {host.accelerator}, Python {host.python}, {host.architecture}",
@@ -347,16 +396,49 @@ def _release_fault(host: plan.Host, own_lock: bool) -> tuple[str, str, str] | No
     return None
 
 
+def _offered(accelerator: str) -> str:
+    """Which releases a host with this accelerator can have: those with a lock first."""
+    releases = [v for v, r in data.load("versions")["releases"].items() if accelerator in r["accelerators"]]
+    locked = [v for v in releases if any(name.startswith(f"vllm-{v}-{accelerator}-") for name in data.lock_files())]
+    others = [v for v in releases if v not in locked]
+    without = f"; offered without one: {', '.join(others)} (scripts/lock makes it)" if others else ""
+    return f"With a lock for {accelerator}: {', '.join(locked) or 'none'}{without}"
+
+
 # --- Services ---------------------------------------------------------------------------------------------------
 
 
 def _args_findings(read_services: Iterable[services.Service], hosts: Mapping[str, plan.Host]) -> list[Finding]:
+    """Options of the services, by the releases of their hosts; where one is not known, by the default one, and said so."""
     found: list[Finding] = []
+    known = set(data.flag_versions())
     for service in read_services:
         names = service.hosts if service.hosts is not None else tuple(hosts)
-        for version in sorted({hosts[name].version for name in names if name in hosts} & set(data.flag_versions())):
+        judged_by: dict[str, list[str]] = {}
+        for host in (hosts[name] for name in names if name in hosts):
+            version = host.version if host.version in known else _default_version(host.accelerator)
+            judged_by.setdefault(version, []).append(host.version)
+        for version, asked in sorted(judged_by.items()):
             options = data.load(f"serve_flags/{version}")
-            found.extend(flags.check(service.name, service.args, version, options, data.load("removed_flags")))
+            mistakes = flags.check(service.name, service.args, version, options, data.load("removed_flags"))
+            if version not in asked:
+                because = f" (judged by the default, {version}, since {', '.join(dict.fromkeys(asked))} is not known)"
+                mistakes = [dataclasses.replace(finding, message=finding.message + because) for finding in mistakes]
+            found.extend(mistakes)
+    return found
+
+
+# What the planner says of a service's shape. It plans no service whose entry has a mistake; the shape is judged all the
+# same where the mistake is elsewhere in the entry, so that one run tells both.
+OF_SHAPE = ("data-parallel-hosts", "gpu-missing", "gpus-differ", "gpus-on-cpu", "no-gpus", "replica-size", "world-size")
+
+
+def _shape_findings(read_services: Iterable[services.Service], fleet: plan.Fleet) -> list[Finding]:
+    found: list[Finding] = []
+    for service in read_services:
+        if service.shaped and not service.whole:
+            _, mistakes = plan.build([dataclasses.replace(service, whole=True)], fleet)
+            found.extend(mistake for mistake in mistakes if mistake.id in OF_SHAPE)
     return found
 
 
@@ -386,7 +468,7 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
                     "unknown-service",
                     f"vllm_service_api_keys.{name}",
                     "there is no such service",
-                    f"{did_you_mean(name, names)}Services: {', '.join(names)}",
+                    f"{did_you_mean(name, names)}Services: {', '.join(names) or 'none; vllm_services is empty or missing'}",
                 )
             )
     return found
@@ -474,31 +556,100 @@ def _not_of_role(name: str, role: str) -> str | None:
     return f"Did you mean {ends[near[0]]}? The role's README lists what {role} knows" if near else None
 
 
+# Judged by themselves, with more to say than a type: services.read, models.judge, _key_findings.
+JUDGED = ("vllm_services", "model_store_models", "vllm_service_api_keys")
+KINDS = {
+    "bool": "true or false",
+    "dict": "a mapping",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "path": "a path",
+    "str": "a text",
+}
+
+
 def _type_faults(inventory: Inventory, host: str, role: str, names: list[str]) -> list[tuple[str, str, str]]:
-    """Ansible's own judge of argument specs, one variable at a time, so that each error names its variable."""
-    faults = []
+    """Values that the argument spec of their role would refuse."""
+    faults: list[tuple[str, str, str]] = []
     for name, option in data.role_options(role).items():
-        if name not in names or name in ("vllm_services", "model_store_models"):
-            continue  # judged by services.read and models.judge, which say more
-        value = inventory.get(host, name)
-        if value is None:
-            continue
-        secret = option.get("no_log", False)
-        for error in _type_errors(name, option, value):
-            shown = "a secret" if secret else repr(value)[:80]
-            reason = "it has the wrong type" if secret else _plain(str(error))
-            faults.append(("wrong-type", f"{name} is {shown}: {reason}", _first_line(option.get("description", ""))))
+        value = inventory.get(host, name) if name in names and name not in JUDGED else None
+        if value is not None:
+            faults.extend(("wrong-type", *fault) for fault in _value_faults(name, option, value))
     return faults
 
 
-def _type_errors(name: str, option: Mapping[str, Any], value: Any) -> list[str]:
+def _value_faults(name: str, option: Mapping[str, Any], value: Any) -> list[tuple[str, str]]:
+    """What is wrong with a value and what it is for. Ansible decides; the words for what it refuses are ours."""
+    about = _first_line(option.get("description", ""))
+    errors = _type_errors({**_spec(option), "required": False}, value)
+    if not errors:
+        return []
+    if option.get("no_log"):
+        return [(f"{name} is a secret: it has the wrong type", about)]
+    faults = _inner_faults(name, option, value)
+    return faults or [(f"{name} is {_shown(value)}: {_plain(errors[0])}", about)]
+
+
+def _inner_faults(name: str, option: Mapping[str, Any], value: Any) -> list[tuple[str, str]]:
+    """Each wrong part of a value with its place: name.key, or the number of an entry."""
+    about, kind = _first_line(option.get("description", "")), option.get("type", "str")
+    if _type_errors({"type": kind}, value):
+        return [(f"{name} is {_shown(value)}", _sentences(f"It must be {KINDS.get(kind, kind)}", about))]
+    choices = [str(choice) for choice in option.get("choices") or []]
+    wrong = [item for item in (value if kind == "list" else [value]) if choices and str(item) not in choices]
+    if wrong:
+        fix = f"{did_you_mean(wrong[0], choices)}It must be one of {', '.join(choices)}"
+        return [(f"{name} is {_shown(wrong[0])}", _sentences(fix, about))]
+    if kind == "list" and isinstance(value, list) and option.get("elements"):
+        inner = {"type": option["elements"], "options": option.get("options")}
+        return [
+            fault
+            for number, item in enumerate(value, 1)
+            for fault in _inner_faults(f"{name}, entry {number},", inner, item)
+        ]
+    if kind == "dict" and isinstance(value, dict) and option.get("options"):
+        return _key_faults(name, option["options"], value)
+    return []
+
+
+def _key_faults(name: str, options: Mapping[str, Any], value: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Keys of a mapping that are unknown, missing, or have a wrong value."""
+    faults = []
+    at = name if name.endswith(",") else f"{name}:"
+    for key in value:
+        if key not in options:
+            known = f"{did_you_mean(key, options)}Known keys: {', '.join(sorted(options))}"
+            faults.append((f"{at} unknown key {key}", known))
+    for key, option in options.items():
+        if value.get(key) is None:
+            if option.get("required"):
+                faults.append((f"{at} the key {key} is missing", _first_line(option.get("description", ""))))
+            continue
+        place = f"{name} {key}" if name.endswith(",") else f"{name}.{key}"
+        faults.extend(_inner_faults(place, option, value[key]))
+    return faults
+
+
+def _type_errors(spec: Mapping[str, Any], value: Any) -> list[str]:
     """What Ansible's judge says of a value; of some shapes it can say nothing and fails itself."""
     try:
-        return list(
-            ArgumentSpecValidator({name: {**_spec(option), "required": False}}).validate({name: value}).error_messages
-        )
+        return list(ArgumentSpecValidator({"value": dict(spec)}).validate({"value": value}).error_messages)
     except (TypeError, AttributeError, ValueError):
-        return [f"it is no {option.get('type', 'str')}"]
+        return [f"it is no {spec.get('type', 'str')}"]
+
+
+def _shown(value: Any) -> str:
+    """A value for people, cut between its parts when it is long."""
+    text = repr(value)
+    if len(text) <= 80:
+        return text
+    head = text[:76].rpartition(", ")[0] or text[:76]
+    return f"{head}, ..." if isinstance(value, (list, dict)) else f"{text[:76]}..."
+
+
+def _sentences(*parts: str) -> str:
+    return ". ".join(part.rstrip(".") for part in parts if part)
 
 
 def _plain(error: str) -> str:
@@ -520,16 +671,21 @@ def _spec(option: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fleet_type_faults(inventory: Inventory, host: str, names: list[str]) -> list[tuple[str, str, str]]:
     faults = []
+    meanings = data.load("fleet_variables")
     for name, kind in FLEET_VARIABLES.items():
         value = inventory.get(host, name) if name in names else None
         if value is None or name == "fleet_plan":
             continue
-        if not ArgumentSpecValidator({name: {"type": kind}}).validate({name: value}).error_messages:
+        # The plan counts with it, so that a text of digits will not do.
+        if not _type_errors({"type": kind}, value) and (kind != "int" or _is_count(value)):
             continue
-        faults.append(("wrong-type", f"{name} is {value!r}", f"It must be of type {kind}"))
+        quoted = ", without quotes" if kind == "int" and str(value).isdecimal() else ""
+        fix = _sentences(f"It must be {KINDS[kind]}{quoted}", _first_line(meanings[name]["what"]))
+        faults.append(("wrong-type", f"{name} is {_shown(value)}", fix))
     return faults
 
 
 def _first_line(description: str | list[str]) -> str:
+    """The first paragraph of a description, without Ansible's markup."""
     text = description[0] if isinstance(description, list) else description
-    return " ".join(str(text).split())
+    return re.sub(r"\b[BCIMOPUV]\(([^)]*)\)", r"`\1`", " ".join(str(text).split())).rstrip(".")

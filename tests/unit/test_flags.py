@@ -51,6 +51,8 @@ def test_right(args):
         ({"tensor-parallel-size": True}, "flag-value", ["not true or false"]),
         ({"gpu-memory-utilization": "much"}, "flag-value", ["number"]),
         ({"dtype": "int3"}, "flag-value", ["int3", "bfloat16"]),
+        ({"kv-cache-dtype": "fp9"}, "flag-value", ["args.kv-cache-dtype is 'fp9'. 'fp9' is not one of auto,"]),
+        ({"dtype": "bfloat61"}, "flag-value", ["Did you mean bfloat16? 'bfloat61' is not one of"]),
         ({"speculative-config": "{ngram}"}, "flag-value", ["JSON"]),
         ({"max-model-len": None}, "flag-value", ["no value"]),
         ({"api-key": "x"}, "owned-flag", ["vllm_service_api_keys"]),

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import plan
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import inventory
 from conftest import REPOSITORY
 
@@ -258,6 +259,119 @@ def test_names_that_no_role_reads(name, words):
 )
 def test_names_that_are_ours_or_another_collections(name):
     assert inventory._unknown_variable(name) is None
+
+
+def judged(**variables):
+    """All that is wrong, as lines, without a run of Ansible; a variable that is None is left out."""
+    known = {name: value for name, value in {**GOOD, **variables}.items() if value is not None}
+    hosts = {name: {**known, **host} for name, host in HOSTS.items()}
+    read, fleet, found = inventory.read(inventory.Inventory(hosts, {"all": list(hosts), "gpu_hosts": list(hosts)}))
+    wrong, _notes = inventory.sorted_out(found, plan.build(read, fleet)[1])
+    return [str(finding) for finding in wrong]
+
+
+def chat(**keys):
+    return [{"name": "chat", "model": "m", **keys}]
+
+
+def test_a_right_inventory_has_nothing_wrong():
+    assert judged() == []
+
+
+BOTH = "hosts gpu-01, gpu-02: "
+TEXTS = [
+    # one finding each, its whole text
+    ({"fleet_gpus": "eight"}, "fleet_gpus is 'eight'. It must be a whole number. How many GPUs it has."),
+    ({"fleet_gpus": "8"}, "fleet_gpus is '8'. It must be a whole number, without quotes."),
+    ({"fleet_gpus": True}, "fleet_gpus is True. It must be a whole number."),
+    (
+        {"fleet_gpus": None},
+        "fleet_gpus is missing, and service chat names no `gpus`. Set fleet_gpus to the number of its GPUs",
+    ),
+    ({"fleet_system": "debian-11"}, "fleet_system is 'debian-11'. Did you mean debian-13?"),
+    (
+        {"vllm_runtime_version": "0.99.0"},
+        "vllm_runtime_version is 0.99.0, which is not offered. With a lock for cu130: 0.26.0, 0.33.0; "
+        "offered without one: 0.32.0 (scripts/lock makes it)",
+    ),
+    (
+        {"vllm_runtime_version": "0.32.0"},
+        "there is no lock of vLLM 0.32.0 for cu130, Python 3.11, x86_64. Make it: scripts/lock 0.32.0 cu130 "
+        "--python 3.11. With a lock for cu130: 0.26.0, 0.33.0;",
+    ),
+    ({"vllm_runtime_accelerator": "rocm"}, "vllm_runtime_accelerator is 'rocm'. It must be one of cpu, cu129, cu130."),
+    (
+        {"vllm_service_start_timeout": "soon"},
+        "vllm_service_start_timeout is 'soon'. It must be a whole number. Seconds",
+    ),
+    ({"model_store_rehash": "perhaps"}, "model_store_rehash is 'perhaps'. It must be true or false. Read every"),
+    (
+        {"gpu_topology_expected": {"gpuz": 8}},
+        "gpu_topology_expected: unknown key gpuz. Did you mean gpus? Known keys: gpus, link, memory_mib, model",
+    ),
+    (
+        {"gpu_topology_expected": {"gpus": "many"}},
+        "gpu_topology_expected.gpus is 'many'. It must be a whole number. How many GPUs it has",
+    ),
+    (
+        {"gpu_topology_accept": {"a": 1}},
+        "gpu_topology_accept is {'a': 1}. It must be a list. Ids of findings that are known and wanted on this host, "
+        "such as `persistence-off` or `xid-63`",
+    ),
+    (
+        {"firewall_openings": [{"name": "x", "ports": ["1"], "from": ["any"], "proto": "tpc"}]},
+        "firewall_openings, entry 1, proto is 'tpc'. It must be one of tcp, udp. Transport protocol",
+    ),
+    (
+        {"firewall_openings": [{"nam": "x", "name": "x", "ports": ["1"], "from": ["any"]}]},
+        "firewall_openings, entry 1, unknown key nam. Did you mean name? Known keys: from, interface, name,",
+    ),
+    ({"firewall_openings": [{"ports": ["1"], "from": []}]}, "firewall_openings, entry 1, the key name is missing."),
+]
+
+
+@pytest.mark.parametrize(("variables", "words"), TEXTS, ids=[words[:40] for _, words in TEXTS])
+def test_one_finding_in_plain_words(variables, words):
+    (said,) = judged(**variables)
+    assert said.startswith(BOTH + words), said
+    assert "unable to convert" not in said
+    assert "C(" not in said
+
+
+def test_a_long_value_is_cut_between_its_parts():
+    shown = inventory._shown(list(range(1000, 1100)))
+    assert shown.endswith(", ...")
+    assert shown[1:-5].split(", ")[-1] in map(str, range(1000, 1100))
+    assert len(shown) <= 80
+
+
+def test_without_services_the_list_of_them_says_so():
+    said = judged(vllm_services=None, vllm_service=chat())
+    assert any("Did you mean vllm_services?" in line for line in said)
+    assert said[-1].endswith("Services: none; vllm_services is empty or missing")
+
+
+def test_options_are_judged_whatever_the_release_and_counts_whatever_the_options():
+    said = judged(vllm_runtime_version="0.99.0", fleet_gpus=None, vllm_services=chat(args={"max-model-length": 1}))
+    assert len(said) == 3, said
+    assert any("fleet_gpus is missing" in line for line in said)
+    (option,) = [line for line in said if "max-model-length" in line]
+    assert "(judged by the default, 0.26.0, since 0.99.0 is not known). Did you mean max-model-len?" in option
+    assert "judged by" not in "".join(judged(vllm_services=chat(args={"max-model-length": 1})))
+
+
+@pytest.mark.parametrize("wrong", [{"port_base": "x"}, {"env": {"HOME": "/"}}, {"zzz": 1}, {"args": {"swap-space": 1}}])
+def test_sizes_are_judged_although_something_else_is_wrong(wrong):
+    args = {"tensor-parallel-size": 3, **wrong.pop("args", {})}
+    said = judged(vllm_services=chat(args=args, **wrong))
+    assert len(said) == 2, said
+    assert "tensor 3 x pipeline 1 = 3 processes, but a replica has 2 GPUs" in said[1]
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": [0, 0]}, {"gpuz": [0]}, {"hosts": "gpu-01"}, {"replicas_per_host": 0}])
+def test_sizes_that_a_mistake_may_explain_are_left_alone(wrong):
+    (said,) = judged(vllm_services=chat(args={"tensor-parallel-size": 3}, **wrong))
+    assert next(iter(wrong)) in said
 
 
 def test_one_mistake_of_a_group_is_one_line(tmp_path):
