@@ -304,6 +304,7 @@ TEXTS = [
         {"vllm_service_start_timeout": "soon"},
         "vllm_service_start_timeout is 'soon'. It must be a whole number. Seconds",
     ),
+    ({"gpu_topology_fail_on": "eror"}, "gpu_topology_fail_on is 'eror'. Did you mean error? It must be one of error,"),
     ({"model_store_rehash": "perhaps"}, "model_store_rehash is 'perhaps'. It must be true or false. Read every"),
     (
         {"gpu_topology_expected": {"gpuz": 8}},
