@@ -1,0 +1,176 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What one question about a host's driver is about, and the shape of the answer (driver_plan.py asks it).
+
+Pure: standard library, Python 3.9 and newer, no Ansible import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
+
+SOURCES = ("nvidia", "distribution", "mirror", "preinstalled")
+NVIDIA = "10de"  # vendor id on the PCI bus
+# What `host` may hold, and what stands for it when it is not told.
+HOST: Dict[str, Any] = {
+    "system": None,  # debian-12, debian-13, ubuntu-22.04, ubuntu-24.04
+    "kernels": {},  # every kernel that can be booted: {release: {headers: bool, extra: bool or None}}
+    "packages": {},  # installed: {name: {version, origin (Origin of the source that offers it, None for none), hold: bool}}
+    "available": None,  # after apt-get update: {name: [{version, origin}, ...]}, newest first; None: not looked yet
+    "sources": [],  # every enabled one: {file, uri, suite, signed_by or None}
+    "secure_boot": None,  # output of `mokutil --sb-state`; None: no such command, the fact of gpu_facts counts
+    "key_enrolled": None,  # whether DKMS's key is in the firmware's list (mokutil --test-key); None: not known
+    "nvlink5": False,  # the VPD of an InfiniBand device says SW_MNG
+    "modules": None,  # {name: bool}, whether the running kernel has ib_umad and mlx5_ib; None: not looked
+    "units": [],  # active units
+    "nouveau_in_initramfs": None,
+    "runfile": False,  # /usr/bin/nvidia-uninstall is there
+    "compat": [],  # cuda-compat folders on the loader's path
+    "audit": "",  # output of `dpkg --audit`
+}
+
+# What `want` may hold: the role's variables without gpu_driver_.
+WANT: Dict[str, Any] = {
+    "source": "nvidia",
+    "branch": None,
+    "version": None,  # 580.126.20, or a package's whole version
+    "modules": "auto",  # auto, open, proprietary
+    "releases": [],  # that are to run here: {version, accelerator}
+    "repository": None,  # another address than NVIDIA's own; needed with source mirror
+    "packages": [],  # names, where data/driver.yml has none
+    "imex_nodes": [],  # addresses of the nodes of an NVLink domain
+    "gpu_firmware": True,  # false: NVreg_EnableGpuFirmware=0
+    "mig_layout": None,
+    "toolkit": None,  # exact version of the container toolkit
+    "reboot": None,
+    "stop_services": None,
+}
+
+
+@dataclass
+class DriverPlan:
+    """What is to be done. Every package that is installed, replaced or taken away has its name here.
+
+    packages  name to exact version; None where the lists of packages were not read yet
+    because   why a package that is not the driver itself is there
+    headers   packages to install before the driver
+    may_remove  installed packages of the other kind of modules, the only ones that may go
+    unhold    what is held now and has to change
+    holds     for apt-mark hold
+    blocklist regular expressions for unattended-upgrades
+    stop      active units, in the order to stop them; start them the other way round
+    load      kernel modules to load before the Fabric Manager
+    changes   whether anything of the driver changes
+    reboot    whether it takes a reboot, and why
+    files     what is written, by kind: source, preferences, blocklist, modprobe
+    """
+
+    system: str
+    source: str
+    branch: str
+    version: str
+    modules: str
+    reason: str
+    packages: Dict[str, Optional[str]] = field(default_factory=dict)
+    because: Dict[str, str] = field(default_factory=dict)
+    headers: List[str] = field(default_factory=list)
+    may_remove: List[str] = field(default_factory=list)
+    unhold: List[str] = field(default_factory=list)
+    holds: List[str] = field(default_factory=list)
+    blocklist: List[str] = field(default_factory=list)
+    stop: List[str] = field(default_factory=list)
+    load: List[str] = field(default_factory=list)
+    changes: bool = True
+    reboot: bool = False
+    reboot_because: List[str] = field(default_factory=list)
+    secure_boot: Optional[str] = None
+    initramfs: bool = False
+    files: Dict[str, str] = field(default_factory=dict)
+    notes: List[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> List[str]:
+        """For apt-get install: every package with its exact version, headers first."""
+        exact = [f"{name}={version}" if version else name for name, version in sorted(self.packages.items())]
+        return [*self.headers, *exact]
+
+    def as_dict(self) -> Dict[str, Any]:
+        return {**asdict(self), "arguments": self.arguments}
+
+
+@dataclass
+class Choice:
+    """A plan, or none with the findings that stand against it; warnings may stand beside a plan."""
+
+    plan: Optional[DriverPlan]
+    findings: List[Finding] = field(default_factory=list)
+
+    @property
+    def refused(self) -> bool:
+        return self.plan is None
+
+
+class Case:
+    """What one question is about."""
+
+    def __init__(
+        self,
+        facts: Mapping[str, Any],
+        want: Mapping[str, Any],
+        host: Mapping[str, Any],
+        known: Mapping[str, Any],
+        *,
+        versions: Optional[Mapping[str, Any]],
+        where: str,
+    ) -> None:
+        for given, table, what in ((want, WANT, "want"), (host, HOST, "host")):
+            strange = sorted(set(given) - set(table))
+            if strange:
+                raise ValueError(f"{what} has no {', '.join(strange)}")
+        self.facts, self.known, self.versions, self.where = facts, known, versions, where
+        self.want = {**WANT, **{key: value for key, value in want.items() if value is not None or WANT[key] is None}}
+        self.host = {**HOST, **host}
+        self.findings: List[Finding] = []
+        self.system = str(self.host["system"])
+        self.family = self.system.split("-")[0]
+        self.ids = [str(gpu.get("device_id")) for gpu in facts.get("pci_gpus") or [] if gpu.get("vendor_id") == NVIDIA]
+        self.driver = facts.get("driver") or {}
+        self.origin = "distribution" if self.want["source"] == "distribution" else "nvidia"
+
+    def refuse(self, id_: str, message: str, fix: str, severity: str = "error") -> None:
+        self.findings.append(Finding(id_, self.where, message, fix, severity))
+
+    @property
+    def refused(self) -> bool:
+        return any(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def distribution(self) -> List[str]:
+        """Origins of the distribution's own packages."""
+        known = self.known
+        found = [known["origins"].get(self.family), known["security_origins"].get(self.family)]
+        return [name for name in found if name]
+
+    def ours(self, origin: Optional[str]) -> bool:
+        """Whether an origin is that of the wanted provider."""
+        if origin is None or origin in self.known["other_providers"]:
+            return False
+        return (origin in self.distribution) == (self.origin == "distribution")
+
+    def candidates(self, name: str) -> List[Mapping[str, Any]]:
+        offered = (self.host["available"] or {}).get(name) or []
+        return [item for item in offered if self.want["source"] == "mirror" or self.ours(item.get("origin"))]
+
+    def offers(self, branch: str) -> List[str]:
+        """Versions of a branch that are offered for the driver's own packages, newest first."""
+        for kind in names.KINDS:
+            for name in names.names(self.origin, self.system, branch, kind, self.known) or []:
+                found = [item["version"] for item in self.candidates(name)]
+                found = [names.upstream(version) for version in found if names.branch(version) == branch]
+                if found:
+                    return list(dict.fromkeys(found))
+        return []

@@ -1,0 +1,344 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Which driver a host gets, from where, with which modules and packages, and what that disturbs; or why it gets none.
+
+Nothing is looked up and nothing changed here: `choose` takes what is known of a host and what is wanted, and gives a plan
+that names every package, or findings with remedies. What can only be seen while doing it (apt's simulation, the DKMS
+build, cuInit) is in driver_apt.py and driver_state.py.
+
+Pure: standard library, Python 3.9 and newer, no Ansible import. Data comes as arguments.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_checks, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import (
+    HOST,
+    SOURCES,
+    WANT,
+    Case,
+    Choice,
+    DriverPlan,
+)
+
+__all__ = ["HOST", "SOURCES", "WANT", "Choice", "DriverPlan", "choose"]
+
+
+def choose(
+    facts: Mapping[str, Any],
+    want: Mapping[str, Any],
+    host: Mapping[str, Any],
+    known: Mapping[str, Any],
+    *,
+    versions: Optional[Mapping[str, Any]] = None,
+    where: str = "",
+) -> Choice:
+    """The plan for a host, or every reason against one.
+
+    facts     what module gpu_facts returned
+    want      the role's variables, see WANT
+    host      what else is known of the host, see HOST
+    known     data/driver.yml
+    versions  data/versions.yml, to judge want.releases by
+    where     name of the host, for messages
+
+    Raises ValueError for a key that WANT or HOST does not have.
+    """
+    case = Case(facts, want, host, known, versions=versions, where=where)
+    if not driver_checks.possible(case):
+        return Choice(None, case.findings)
+    if case.want["source"] == "preinstalled":
+        return _preinstalled(case)
+    version, branch = driver_checks.version_of(case)
+    kind, reason = driver_checks.modules_of(case, branch)
+    driver_checks.wheels(case, version or branch)
+    driver_checks.state(case)
+    signed = driver_checks.secure_boot(case, kind)
+    wanted = _names(case, branch, kind, signed)
+    extra = _fabric(case, branch)
+    packages = _exact(case, wanted, extra, version, branch)
+    if version is None or kind is None or case.refused:
+        return Choice(None, case.findings)
+    plan = DriverPlan(case.system, case.want["source"], branch, names.upstream(version), kind, reason, packages)
+    plan.because = {name: why for name, why in extra.items() if name in packages}
+    plan.secure_boot = signed
+    _headers(case, plan)
+    _surroundings(case, plan)
+    _disturbs(case, plan)
+    _files(case, plan)
+    return Choice(None if case.refused else plan, case.findings)
+
+
+def _names(case: Case, branch: str, kind: Optional[str], signed: Optional[str]) -> List[str]:
+    if case.want["packages"]:
+        return [str(name) for name in case.want["packages"]]
+    if kind is None:
+        return []
+    kernels = sorted(case.host["kernels"]) if signed == "signed" else []
+    found = names.names(case.origin, case.system, branch, kind, case.known, signed_for=kernels)
+    if found is None and not case.refused:
+        case.refuse(
+            "driver-names",
+            f"the names of the packages of branch {branch}, {kind}, from {case.want['source']} for {case.system} are not known",
+            f"Use branch {case.known['default_branch']}, or name them in gpu_driver_packages",
+        )
+    return found or []
+
+
+def _fabric(case: Case, branch: str) -> Dict[str, str]:
+    """What the NVLink fabric needs, name to why."""
+    switches = (case.facts.get("nvswitch") or {}).get("devices") or 0
+    rack = [id_ for id_ in case.ids if id_ in case.known["rack_ids"]]
+    found: Dict[str, str] = {}
+    if rack and (case.facts.get("fabric_manager") or {}).get("installed"):
+        case.refuse(
+            "fabric-manager-on-rack",
+            "a Fabric Manager is installed on the compute tray of a GB200 or GB300 rack, where the switches have their own",
+            "Stop and remove it yourself: it takes the fabric from the rack's",
+            "warning",
+        )
+    needs_manager = (switches or case.host["nvlink5"]) and not rack
+    if not needs_manager and not (rack and case.want["imex_nodes"]):
+        if case.want["imex_nodes"]:
+            case.refuse(
+                "driver-imex",
+                "gpu_driver_imex_nodes is set, these GPUs are not of a GB200 or GB300 rack",
+                "Take it away: IMEX joins the nodes of one NVLink domain",
+            )
+        return {}
+    table = names.fabric(case.origin, case.system, branch, case.known)
+    if table is None:
+        case.refuse(
+            "fabric-names",
+            f"the host needs {'a Fabric Manager' if needs_manager else 'IMEX'} and {case.want['source']} has none of branch {branch} for {case.system}",
+            "Set gpu_driver_source: nvidia",
+        )
+        return {}
+    if rack:
+        found[table["imex"]] = f"{len(case.want['imex_nodes'])} nodes of one NVLink domain"
+        return found
+    if case.host["nvlink5"]:
+        found[table["manager"]] = "NVLink 5: an InfiniBand device manages the switches"
+        if "nvsdm" in table and case.facts.get("machine") == "x86_64":
+            found[table["nvsdm"]] = found[table["manager"]]
+        subnet = case.known["sources"][case.origin]["subnet_manager"]
+        found.update(dict.fromkeys(subnet, "NVLink 5 needs its subnet manager"))
+        if not subnet:
+            case.refuse(
+                "fabric-names",
+                f"NVLink 5 needs nvlsm, which {case.want['source']} does not have",
+                "Set gpu_driver_source: nvidia",
+            )
+        lacking = [
+            name
+            for name in case.known["fabric_modules"]
+            if case.host["modules"] is not None and not case.host["modules"].get(name)
+        ]
+        if lacking:
+            kernel = (case.facts.get("kernel") or {}).get("release")
+            case.refuse(
+                "fabric-modules",
+                f"NVLink 5 needs the kernel modules {', '.join(lacking)}, kernel {kernel} does not have them",
+                f"Install linux-modules-extra-{kernel}" if case.family == "ubuntu" else "Boot a kernel that has them",
+            )
+    else:
+        found[table["manager"]] = f"{switches} NVSwitches"
+        if "nscq" in table:
+            found[table["nscq"]] = f"{switches} NVSwitches"
+    return found
+
+
+def _exact(
+    case: Case, wanted: Sequence[str], extra: Mapping[str, str], version: Optional[str], branch: str
+) -> Dict[str, Optional[str]]:
+    """Every package with the version to install."""
+    everything = [*wanted, *extra]
+    if case.host["available"] is None or version is None:
+        return dict.fromkeys(everything)
+    found: Dict[str, Optional[str]] = {}
+    for name in everything:
+        offered = [item["version"] for item in case.candidates(name)]
+        own = names.matches(name, case.known["own_versions"]) or not names.of_driver(name, case.known)
+        signed = name.startswith("linux-modules-nvidia-")  # their version is the kernel's
+        fits = [item for item in offered if own or signed or version in (item, names.upstream(item))]
+        if fits:
+            found[name] = fits[0]
+            continue
+        manager = name in extra
+        told = ", ".join(offered[:6]) or "none"
+        fix = f"Choose a version that every package has: {', '.join(case.offers(branch)[:6]) or 'none is offered'}"
+        first = case.known["sources"]["nvidia"]["first_branch"].get(case.system)
+        if case.origin == "nvidia" and first and names.numbers(branch) < names.numbers(first):
+            fix += f". NVIDIA's repository for {case.system} began with branch {first}"
+        case.refuse(
+            "fabric-version" if manager else "driver-not-offered",
+            f"{name} {version} is not offered ({told} is)"
+            + (", and it has to be of exactly the driver's version" if manager else ""),
+            fix,
+        )
+    pinning = [
+        pattern.format(version=names.upstream(version), branch=branch)
+        for pattern in case.known["sources"]["nvidia"]["pinning"]
+    ]
+    for name in pinning if case.origin == "nvidia" else []:
+        if case.candidates(name):
+            found[name] = case.candidates(name)[0]["version"]
+            break
+    if case.want["toolkit"]:
+        for name in case.known["toolkit"]:
+            offered = [item["version"] for item in (case.host["available"] or {}).get(name) or []]
+            fits = [item for item in offered if case.want["toolkit"] in (item, names.upstream(item))]
+            if fits:
+                found[name] = fits[0]
+            else:
+                case.refuse(
+                    "toolkit-version",
+                    f"{name} {case.want['toolkit']} is not offered ({', '.join(offered[:6]) or 'none'} is)",
+                    "All four packages of the container toolkit have to be of one version: choose one that all have",
+                )
+    return found
+
+
+def _headers(case: Case, plan: DriverPlan) -> None:
+    """Headers for every kernel that can be booted, or DKMS builds for none of them and the GPU is gone after the next boot."""
+    if plan.secure_boot == "signed":
+        return
+    pattern = case.known["headers"][case.family]
+    for release, entry in sorted(case.host["kernels"].items()):
+        name = pattern.format(kernel=release)
+        if entry.get("headers"):
+            continue
+        if case.host["available"] is not None and not case.host["available"].get(name):
+            case.refuse(
+                "kernel-headers",
+                f"kernel {release} is installed, its headers are not, and no source offers {name}",
+                f"Remove kernel {release} yourself if it is not booted any more, or install a kernel whose headers are offered; the role never changes a kernel",
+            )
+        plan.headers.append(name)
+
+
+def _surroundings(case: Case, plan: DriverPlan) -> None:
+    known, installed = case.known, case.host["packages"]
+    plan.may_remove = [
+        name
+        for name in sorted(installed)
+        if name not in plan.packages and names.kind_of(name, known) not in (None, plan.modules)
+    ]
+    held = [name for name, item in sorted(installed.items()) if item.get("hold")]
+    plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
+    plan.holds = sorted(plan.packages)
+    plan.blocklist = names.blocklist(known["globs"])
+    if case.host["nvlink5"]:
+        plan.load = list(known["fabric_modules"])
+    loaded = names.upstream(str(case.driver.get("loaded") or ""))
+    same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
+    there = all((installed.get(name) or {}).get("version") == version for name, version in plan.packages.items())
+    plan.changes = not (same and there and case.driver.get("installed") in (plan.version, None))
+    if loaded and not same:
+        kind = case.driver.get("flavour")
+        plan.reboot_because.append(f"driver {loaded} ({kind}) is loaded, planned is {plan.version} ({plan.modules})")
+    elif case.driver.get("installed") and loaded and case.driver["installed"] != loaded:
+        plan.reboot_because.append(f"driver {loaded} is loaded, {case.driver['installed']} is installed")
+    if case.facts.get("nouveau"):
+        plan.reboot_because.append("nouveau holds the GPUs")
+    plan.initramfs = bool(case.facts.get("nouveau") or case.host["nouveau_in_initramfs"])
+    plan.reboot = bool(plan.reboot_because)
+
+
+def _disturbs(case: Case, plan: DriverPlan) -> None:
+    """Services to stop and the reboot, each only with consent."""
+    if not plan.changes and not plan.reboot:
+        return
+    plan.stop = [unit for glob in case.known["stop_order"] for unit in sorted(fnmatch.filter(case.host["units"], glob))]
+    gpus = case.facts.get("gpus") or []
+    mig = [str(gpu.get("index")) for gpu in gpus if (gpu.get("mig") or {}).get("current") == "Enabled"]
+    if mig and not case.want["mig_layout"]:
+        case.refuse(
+            "mig-lost",
+            f"GPU {', '.join(mig)} has MIG on; its instances are gone after the driver is loaded anew or the host reboots",
+            "Describe them in gpu_driver_mig_layout, so that they are made anew, or switch MIG off",
+        )
+    serving = [unit for unit in plan.stop if unit.startswith("vllm@")]
+    if plan.stop and case.want["stop_services"] is not True:
+        what = f"{', '.join(serving)} serves" if serving else f"{', '.join(plan.stop)} runs"
+        case.refuse(
+            "stop-consent",
+            f"{what} on this host, and the driver cannot change under it",
+            "Set gpu_driver_stop_services: true and use playbooks/driver.yml, which takes one host at a time out of service",
+        )
+    if plan.reboot and case.want["reboot"] is None:
+        case.refuse(
+            "reboot-consent",
+            f"it takes a reboot: {'; '.join(plan.reboot_because)}",
+            "Set gpu_driver_reboot: true to let the role reboot this host, or false to leave it to you; until then nothing is changed",
+        )
+
+
+def _files(case: Case, plan: DriverPlan) -> None:
+    sources, host = case.known["sources"], None
+    if case.origin == "nvidia":
+        entry = sources["nvidia"]
+        architecture = entry["architectures"].get(str(case.facts.get("machine") or "x86_64"))
+        uri = case.want["repository"] or entry["repository"].format(
+            release=entry["releases"][plan.system], architecture=architecture
+        )
+        plan.files["source"] = names.source_text(uri=uri, suite=entry["suite"], signed_by=entry["keyring"]["path"])
+    else:
+        uris = [
+            item["uri"]
+            for item in case.host["sources"]
+            if any(part in item["uri"] for part in sources["nvidia"]["known_by"])
+        ]
+        host = uris[0].split("//", 1)[-1].split("/", 1)[0] if uris else None
+    records = names.pins(
+        plan.packages, source=case.origin, version=plan.version, known=case.known, family=case.family, nvidia_host=host
+    )
+    plan.files["preferences"] = names.preferences_text(records)
+    plan.files["blocklist"] = names.blocklist_text(plan.blocklist)
+    plan.files["modprobe"] = names.modprobe_text(
+        None if case.want["gpu_firmware"] else {"NVreg_EnableGpuFirmware": "0"}
+    )
+
+
+def _preinstalled(case: Case) -> Choice:
+    """Nothing is installed; what is there has to be right."""
+    driver, want = case.driver, case.want
+    loaded = str(driver.get("loaded") or "")
+    if not loaded:
+        case.refuse(
+            "driver-not-loaded",
+            "no driver is loaded, and gpu_driver_source is preinstalled",
+            "Load it, or let the role install one: gpu_driver_source: nvidia",
+        )
+        return Choice(None, case.findings)
+    if want["version"] and names.upstream(str(want["version"])) != loaded:
+        case.refuse(
+            "driver-version",
+            f"driver {loaded} is loaded, gpu_driver_version is {want['version']}",
+            f"Set gpu_driver_version: {loaded}, or install that version",
+        )
+    fault = driver_state.mismatch(loaded, driver.get("installed"), case.where)
+    case.findings += [fault] if fault else []
+    branch = names.branch(loaded)
+    want["modules"] = driver.get("flavour") or want["modules"]
+    kind, _ = driver_checks.modules_of(case, branch)
+    driver_checks.wheels(case, loaded)
+    manager = (case.facts.get("fabric_manager") or {}).get("installed")
+    if (case.facts.get("nvswitch") or {}).get("devices") and not manager:
+        case.refuse(
+            "fabric-version",
+            "NVSwitches are there and no Fabric Manager: cuInit returns 802",
+            f"Install the Fabric Manager {loaded}",
+        )
+    if manager and manager != loaded:
+        case.refuse(
+            "fabric-version",
+            f"Fabric Manager {manager} is installed, driver {loaded} is loaded",
+            f"Install the Fabric Manager {loaded}",
+        )
+    plan = DriverPlan(case.system, "preinstalled", branch, loaded, str(kind), "as it is", changes=False)
+    return Choice(None if case.refused else plan, case.findings)
