@@ -167,7 +167,7 @@ def test_the_token_of_the_file_is_used(server, tmp_path):
 
 @pytest.mark.parametrize("revision", ["main", "", "v1.0", "A" * 40, "a" * 39, "0" * 40])
 def test_a_moving_revision_is_refused_before_anything_is_asked(server, revision):
-    with pytest.raises(ModelError, match="not a commit of 40 hex digits|which is no commit"):
+    with pytest.raises(ModelError, match=r"not a commit of 40 hex digits|which is no commit"):
         hub.fetch("chat", "org/model", revision, False)
     assert server.asked == []
 
