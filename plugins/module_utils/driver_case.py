@@ -45,6 +45,7 @@ WANT: Dict[str, Any] = {
     "imex_nodes": [],  # addresses of the nodes of an NVLink domain
     "gpu_firmware": True,  # false: NVreg_EnableGpuFirmware=0
     "mig_layout": None,
+    "persistence": True,  # nvidia-persistenced, where the source has it
     "toolkit": None,  # exact version of the container toolkit
     "reboot": None,
     "stop_services": None,
@@ -162,8 +163,15 @@ class Case:
         return (origin in self.distribution) == (self.origin == "distribution")
 
     def candidates(self, name: str) -> List[Mapping[str, Any]]:
+        """What the wanted provider offers of a package, newest first; of packages that are no driver's, what anybody offers."""
         offered = (self.host["available"] or {}).get(name) or []
-        return [item for item in offered if self.want["source"] == "mirror" or self.ours(item.get("origin"))]
+        anybody = self.want["source"] == "mirror" or not names.matches(name, self.known["globs"])
+        return [item for item in offered if anybody or self.ours(item.get("origin"))]
+
+    def persistence(self, branch: str) -> List[str]:
+        """The package with nvidia-persistenced."""
+        table = self.known["sources"][self.origin]["persistence"]
+        return [name.format(branch=branch) for name in table.get(self.family, [])]
 
     def offers(self, branch: str) -> List[str]:
         """Versions of a branch that are offered for the driver's own packages, newest first."""

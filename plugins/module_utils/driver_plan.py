@@ -160,26 +160,20 @@ def _exact(
     if case.host["available"] is None or version is None:
         return dict.fromkeys(everything)
     found: Dict[str, Optional[str]] = {}
+    lacking: Dict[str, str] = {}
     for name in everything:
         offered = [item["version"] for item in case.candidates(name)]
-        own = names.matches(name, case.known["own_versions"]) or not names.of_driver(name, case.known)
-        signed = name.startswith("linux-modules-nvidia-")  # their version is the kernel's
-        fits = [item for item in offered if own or signed or version in (item, names.upstream(item))]
-        if fits:
-            found[name] = fits[0]
-            continue
-        manager = name in extra
-        told = ", ".join(offered[:6]) or "none"
-        fix = f"Choose a version that every package has: {', '.join(case.offers(branch)[:6]) or 'none is offered'}"
-        first = case.known["sources"]["nvidia"]["first_branch"].get(case.system)
-        if case.origin == "nvidia" and first and names.numbers(branch) < names.numbers(first):
-            fix += f". NVIDIA's repository for {case.system} began with branch {first}"
-        case.refuse(
-            "fabric-version" if manager else "driver-not-offered",
-            f"{name} {version} is not offered ({told} is)"
-            + (", and it has to be of exactly the driver's version" if manager else ""),
-            fix,
-        )
+        exact = _fitting(name, offered, version, case)
+        if exact:
+            found[name] = exact
+        else:
+            lacking[name] = ", ".join(offered[:6]) or "none"
+    for fabric, group in ((False, wanted), (True, list(extra))):
+        _not_offered(case, {name: lacking[name] for name in group if name in lacking}, version, branch, fabric)
+    for name in case.persistence(branch) if case.want["persistence"] else []:
+        exact = _fitting(name, [item["version"] for item in case.candidates(name)], version, case)
+        if exact:
+            found[name] = exact
     pinning = [
         pattern.format(version=names.upstream(version), branch=branch)
         for pattern in case.known["sources"]["nvidia"]["pinning"]
@@ -188,19 +182,52 @@ def _exact(
         if case.candidates(name):
             found[name] = case.candidates(name)[0]["version"]
             break
-    if case.want["toolkit"]:
-        for name in case.known["toolkit"]:
-            offered = [item["version"] for item in (case.host["available"] or {}).get(name) or []]
-            fits = [item for item in offered if case.want["toolkit"] in (item, names.upstream(item))]
-            if fits:
-                found[name] = fits[0]
-            else:
-                case.refuse(
-                    "toolkit-version",
-                    f"{name} {case.want['toolkit']} is not offered ({', '.join(offered[:6]) or 'none'} is)",
-                    "All four packages of the container toolkit have to be of one version: choose one that all have",
-                )
+    _toolkit(case, found)
     return found
+
+
+def _toolkit(case: Case, found: Dict[str, Optional[str]]) -> None:
+    """All four packages of the container toolkit at one version, where they are wanted."""
+    if not case.want["toolkit"]:
+        return
+    lacking = []
+    for name in case.known["toolkit"]:
+        offered = [item["version"] for item in (case.host["available"] or {}).get(name) or []]
+        fits = [item for item in offered if case.want["toolkit"] in (item, names.upstream(item))]
+        if fits:
+            found[name] = fits[0]
+        else:
+            lacking.append(f"{name} {case.want['toolkit']} is not offered ({', '.join(offered[:6]) or 'none'} is)")
+    if lacking:
+        case.refuse(
+            "toolkit-version",
+            "; ".join(lacking),
+            "Choose a version that all four packages of the container toolkit have",
+        )
+
+
+def _fitting(name: str, offered: Sequence[str], version: str, case: Case) -> Optional[str]:
+    """The version of a package that goes with a driver: the same; of what is numbered by itself the nearest, else the newest."""
+    same = [item for item in offered if version in (item, names.upstream(item))]
+    if same:
+        return same[0]
+    by_itself = names.matches(name, case.known["own_versions"]) or not names.of_driver(name, case.known)
+    if not by_itself and not name.startswith("linux-modules-nvidia-"):  # its version is the kernel's
+        return None
+    return next((item for item in offered if names.branch(item) == names.branch(version)), next(iter(offered), None))
+
+
+def _not_offered(case: Case, lacking: Mapping[str, str], version: str, branch: str, fabric: bool) -> None:
+    if not lacking:
+        return
+    fix = f"Choose a version that every package has: {', '.join(case.offers(branch)[:6]) or 'none is offered'}"
+    first = case.known["sources"]["nvidia"]["first_branch"].get(case.system)
+    if case.origin == "nvidia" and first and names.numbers(branch) < names.numbers(first):
+        fix += f". NVIDIA's repository for {case.system} began with branch {first}"
+    told = "; ".join(f"{name} {version} is not offered ({have} is)" for name, have in lacking.items())
+    if fabric:
+        told += ", and it has to be of exactly the driver's version"
+    case.refuse("fabric-version" if fabric else "driver-not-offered", told, fix)
 
 
 def _headers(case: Case, plan: DriverPlan) -> None:
@@ -237,7 +264,7 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
     there = all((installed.get(name) or {}).get("version") == version for name, version in plan.packages.items())
-    plan.changes = not (same and there and case.driver.get("installed") in (plan.version, None))
+    plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
     if loaded and not same:
         kind = case.driver.get("flavour")
         plan.reboot_because.append(f"driver {loaded} ({kind}) is loaded, planned is {plan.version} ({plan.modules})")
