@@ -2,8 +2,8 @@
 # Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """What `apt-get -s install` says would happen, and whether it is what the plan says.
 
-The lines are those of apt's simulation (apt-pkg/edsp and apt-private print them as `Inst NAME [OLD] (NEW ORIGIN [ARCH]) [...]`,
-`Remv NAME [OLD]`, `Conf NAME (NEW ORIGIN [ARCH])`), under LC_ALL=C; seen with apt 2.6.1.
+The lines are those of apt's simulation (apt-pkg/edsp and apt-private print them as `Inst NAME [OLD] (NEW LABEL:RELEASE [ARCH]) [...]`,
+`Remv NAME [OLD]`, `Conf NAME (NEW LABEL:RELEASE [ARCH])`), under LC_ALL=C; seen with apt 2.6.1.
 
 Pure: standard library, Python 3.9 and newer, no Ansible import.
 """
@@ -30,7 +30,7 @@ class Change:
     name: str
     old: Optional[str]
     new: Optional[str]
-    origins: str = ""
+    labels: str = ""
 
     def __str__(self) -> str:
         if self.new is None:
@@ -75,8 +75,8 @@ def read(text: str) -> Simulation:
         inst, remv, broken = _INST.match(line), _REMV.match(line), _BROKEN.match(line)
         if inst:
             name, old, new, rest = inst.groups()
-            origins = re.sub(r"\s*\[[^\]]*\]\s*$", "", rest).strip()
-            found.changes.append(Change(_plain(name), old, new, origins))
+            labels = re.sub(r"\s*\[[^\]]*\]\s*$", "", rest).strip()
+            found.changes.append(Change(_plain(name), old, new, labels))
         elif remv:
             found.changes.append(Change(_plain(remv.group(1)), remv.group(2), None))
         elif broken:

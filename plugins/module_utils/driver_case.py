@@ -151,10 +151,9 @@ class Case:
 
     @property
     def distribution(self) -> List[str]:
-        """Origins of the distribution's own packages."""
-        known = self.known
-        found = [known["origins"].get(self.family), known["security_origins"].get(self.family)]
-        return [name for name in found if name]
+        """Origins of the distribution's own packages; none for a system that is not known."""
+        found = self.known["origins"].get(self.family)
+        return [found] if found else []
 
     def ours(self, origin: Optional[str]) -> bool:
         """Whether an origin is that of the wanted provider."""

@@ -142,8 +142,7 @@ def pins(
     if source == "distribution":
         others = [f'origin "{nvidia_host}"'] if nvidia_host else []
     else:
-        own = [known["origins"][family], known["security_origins"].get(family)]
-        others = [f"release o={name}" for name in own if name]
+        others = [f"release o={known['origins'][family]}"]
     others += [f"release o={name}" for name in known["other_providers"]]
     records = []
     if source != "distribution":

@@ -63,7 +63,8 @@ def dkms_findings(
             state = f"{', '.join(others)} is installed for it"
         else:
             state = "there is none"
-        fix = f"Read /var/lib/dkms/nvidia/{version}/build/make.log, then `dkms install nvidia/{version} -k {release}`"
+        name = next((item.module for item in nvidia if item.version == version), "nvidia")
+        fix = f"Read /var/lib/dkms/{name}/{version}/build/make.log, then `dkms install {name}/{version} -k {release}`"
         if not entry.get("headers"):
             fix = f"Install linux-headers-{release} first; its headers are missing. {fix}"
         found.append(

@@ -483,7 +483,7 @@ def test_failure_7_two_sources_with_different_keys():
 def test_failure_8_packages_of_another_provider_are_listed_and_none_is_removed():
     packages = {
         "libcuda1": {"version": "535.261.03-1", "origin": "Debian"},
-        "nvidia-smi": {"version": "535.309.01-0+deb12u1", "origin": "Debian-Security"},
+        "nvidia-smi": {"version": "535.309.01-0+deb12u1", "origin": "Debian"},
         "libnvidia-ml1": {"version": "570.1-1", "origin": None},
         "nvidia-support": {"version": "20220217+3~deb12u1", "origin": "Debian"},
         "nvidia-container-toolkit": {"version": "1.17.8-1", "origin": "https://nvidia.github.io/"},
@@ -491,7 +491,7 @@ def test_failure_8_packages_of_another_provider_are_listed_and_none_is_removed()
     }
     told = only(choose(packages=packages), "driver-foreign")
     assert (
-        "libcuda1 535.261.03-1 (Debian), libnvidia-ml1 570.1-1 (offered by no source), nvidia-smi 535.309.01-0+deb12u1 (Debian-Security)"
+        "libcuda1 535.261.03-1 (Debian), libnvidia-ml1 570.1-1 (offered by no source), nvidia-smi 535.309.01-0+deb12u1 (Debian)"
         in told
     )
     assert "nvidia-support" not in told
@@ -701,7 +701,7 @@ def test_cuda_13_wheels_refuse_a_535_driver_by_the_rules_of_the_version_matrix()
 
 DEBIAN = {
     name: [
-        {"version": "535.309.01-0+deb12u1", "origin": "Debian-Security"},
+        {"version": "535.309.01-0+deb12u1", "origin": "Debian"},
         {"version": "535.261.03-1", "origin": "Debian"},
     ]
     for name in ("nvidia-kernel-dkms", "libcuda1", "nvidia-smi")
@@ -802,11 +802,6 @@ def test_preferences_text():
         "\n"
         "Explanation: the driver comes from one provider\n"
         f"Package: {globs}\n"
-        "Pin: release o=Debian-Security\n"
-        "Pin-Priority: -1\n"
-        "\n"
-        "Explanation: the driver comes from one provider\n"
-        f"Package: {globs}\n"
         "Pin: release o=LP-PPA-graphics-drivers\n"
         "Pin-Priority: -1\n"
         "\n"
@@ -820,6 +815,20 @@ def test_preferences_text():
         f"Pin: version {V}-*\n"
         "Pin-Priority: 1000\n"
     )
+
+
+def test_the_distributions_driver_keeps_nvidias_repository_away():
+    plan = choose(want={"source": "distribution", "version": "535.261.03"}, available=DEBIAN).plan
+    globs = " ".join(KNOWN["globs"])
+    assert plan.files["preferences"].startswith(
+        "Explanation: the driver comes from one provider\n"
+        f"Package: {globs}\n"
+        'Pin: origin "developer.download.nvidia.com"\n'
+        "Pin-Priority: -1\n\n"
+    )
+    assert "source" not in plan.files
+    without = choose(want={"source": "distribution", "version": "535.261.03"}, available=DEBIAN, sources=[]).plan
+    assert "origin" not in without.files["preferences"]
 
 
 def test_block_list_text():
@@ -851,7 +860,7 @@ def test_a_simulation_is_read_whole():
     )
     assert simulation.upgraded["libcuda1"] == ("535.261.03-1", "535.309.01-0+deb12u1")
     assert len(simulation.upgraded) == 9
-    assert simulation.changes[2].origins == "Debian-Security:12/oldstable-security"
+    assert simulation.changes[2].labels == "Debian-Security:12/oldstable-security"
     plan = dict.fromkeys(("nvidia-kernel-dkms", "libcuda1", "nvidia-smi"), "535.309.01-0+deb12u1")
     named = ("nvidia-open-kernel-dkms", "nvidia-open-kernel-support")
     settled = {"version": "535.309.01", "known": KNOWN}
