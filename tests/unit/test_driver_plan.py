@@ -1003,6 +1003,137 @@ def test_apt_itself_follows_the_preferences_and_jumps_without_them(tmp_path):
     }
 
 
+# What is easily lost
+
+
+def test_cards_of_others_do_not_count():
+    facts = bare("2335")
+    facts["pci_gpus"].append({"address": "0000:09:00.0", "vendor_id": "1002", "device_id": "74a1", "driver": None})
+    assert choose(facts).plan.modules == "open"
+
+
+def test_a_variable_that_is_null_has_its_default():
+    plan = choose(want={"modules": None, "gpu_firmware": None, "packages": None, "source": None}).plan
+    assert (plan.modules, plan.source) == ("open", "nvidia")
+
+
+def test_kinds_that_are_wanted_and_fit():
+    assert choose(bare("2901"), {"modules": "open"}).plan.modules == "open"
+    assert choose(want={"modules": "open"}).plan.reason == "as wanted"
+    end = choose(bare("1db6"), {"version": "615.1.1"}, available=offered("615.1.1"))
+    assert ids(end) == ["driver-branch", "driver-modules"]
+    assert end.findings[1].fix == "Choose an older branch"
+
+
+def test_only_packages_of_the_other_kind_may_go():
+    facts, packages = running()
+    packages["nvidia-modprobe"] = {"version": "580.1-1", "origin": "NVIDIA"}
+    packages["nvidia-smi"] = {"version": "580.105.08-1", "origin": "NVIDIA"}
+    want = {"modules": "proprietary", "reboot": True, "stop_services": True}
+    assert choose(facts, want, packages=packages).plan.may_remove == ["nvidia-kernel-open-dkms"]
+
+
+def test_a_reboot_alone_needs_consent_and_stops_what_serves():
+    facts, packages = running(V)
+    facts["driver"]["installed"] = "580.105.08"
+    plan = choose(facts, {"reboot": True, "stop_services": True}, packages=packages, units=["vllm@a.0.service"]).plan
+    assert plan.reboot_because == [f"driver {V} is loaded, 580.105.08 is installed"]
+    facts, packages = running("580.105.08")
+    facts["driver"]["installed"] = V
+    packages = {name: {**item, "version": f"{V}-1"} for name, item in packages.items()}
+    told = only(choose(facts, {"reboot": True}, packages=packages, units=["vllm@a.0.service"]), "stop-consent")
+    assert "vllm@a.0.service serves on this host" in told
+    idle = only(choose(facts, {"reboot": True}, packages=packages, units=["nvidia-dcgm.service"]), "stop-consent")
+    assert "nvidia-dcgm.service runs on this host" in idle
+
+
+def test_a_version_that_no_source_offers_any_more_is_not_foreign():
+    facts, packages = running()
+    packages = {name: {**item, "origin": None} for name, item in packages.items()}
+    want = {"reboot": True, "stop_services": True}
+    assert choose(facts, want, packages=packages).plan
+    only(choose(facts, want, packages={"libnvidia-old": {"version": "1", "origin": None}}), "driver-foreign")
+
+
+def test_a_mirror_knows_the_distributions_packages_as_foreign():
+    want = {"source": "mirror", "repository": "https://mirror.example/driver/"}
+    available = offered(V, origin="our mirror")
+    for origin in ("Debian", "LP-PPA-graphics-drivers"):
+        packages = {"libcuda1": {"version": "1", "origin": origin}}
+        only(choose(want=want, available=available, packages=packages), "driver-foreign")
+    for origin in ("our mirror", None):
+        assert choose(want=want, available=available, packages={"libcuda1": {"version": "1", "origin": origin}}).plan
+
+
+def test_where_kernel_modules_for_nvlink_5_come_from():
+    lacking = {"nvlink5": True, "modules": {"ib_umad": True, "mlx5_ib": False}}
+    available = {name: [{"version": "1-1", "origin": "NVIDIA"}] for name in ("nvlsm", "infiniband-diags")}
+    nvidia = {
+        name: [{"version": f"{V}-1", "origin": "NVIDIA"}]
+        for name in names.names("nvidia", "ubuntu-24.04", "580", "open", KNOWN)
+    }
+    facts = bare("2901", kernel={"release": "6.8.0-45-generic", "headers": True})
+    told = only(
+        choose(facts, system="ubuntu-24.04", available={**offered(V), **available, **nvidia}, **lacking),
+        "fabric-modules",
+    )
+    assert told.endswith("Install linux-modules-extra-6.8.0-45-generic")
+    told = only(choose(facts, available={**offered(V), **available}, **lacking), "fabric-modules")
+    assert told.endswith("Boot a kernel that has them")
+    assert "fabric-manager-on-rack" not in ids(choose(hosts.facts("h100x8"), {"version": "580.159.04"}), "warning")
+
+
+def test_preinstalled_with_a_fabric_manager_that_matches():
+    facts = hosts.facts("h100x8")
+    choice = choose(facts, {"source": "preinstalled", "version": None, "releases": CU130})
+    assert choice.findings == []
+    assert (choice.plan.version, choice.plan.modules) == ("580.159.04", "open")
+    facts["driver"]["flavour"] = None
+    assert (
+        choose(facts, {"source": "preinstalled", "version": None, "modules": "proprietary"}).plan.modules
+        == "proprietary"
+    )
+
+
+def test_remedies_say_what_there_is():
+    told = only(choose(available={}), "driver-not-offered")
+    assert "nvidia-driver-cuda 580.126.20 is not offered (none is)" in told
+    assert told.endswith("none is offered")
+    simulation = driver_apt.read((FIXTURES / "debian12-unpinned-held-broken.txt").read_text())
+    (broken,) = driver_apt.compare(simulation, {}, version=V, known=KNOWN)
+    assert "choose one provider" in broken.fix
+    (other,) = driver_apt.compare(driver_apt.read("E: Unable to locate package x\n"), {}, version=V, known=KNOWN)
+    assert other.message == "apt finds no way to install the plan: Unable to locate package x"
+    assert "choose one provider" not in other.fix
+
+
+def test_signed_modules_are_named_once_a_kernel():
+    assert names.names("distribution", "ubuntu-24.04", "580", "open", KNOWN, signed_for=["6.8.0-1", "6.8.0-2"]) == [
+        "nvidia-headless-no-dkms-580-server-open",
+        "nvidia-utils-580-server",
+        "linux-modules-nvidia-580-server-open-6.8.0-1",
+        "linux-modules-nvidia-580-server-open-6.8.0-2",
+    ]
+    assert names.names("nvidia", "ubuntu-24.04", "580", "open", KNOWN, signed_for=["6.8.0-1"]) is None
+
+
+def test_a_flat_repository_has_no_components():
+    text = names.source_text(uri="https://a.example/", suite="/", signed_by="/k.gpg", components=["main"])
+    assert "Components" not in text
+    assert "Components" not in names.source_text(uri="https://a.example/", suite="bookworm", signed_by="/k.gpg")
+
+
+def test_dkms_remedies():
+    text = f"nvidia-current-open/{V}, {KERNEL}, x86_64: built\nnvidia-old/1.0, {KERNEL}, x86_64: added\n"
+    (finding,) = driver_state.dkms_findings(text, version=V, kernels={KERNEL: {"headers": True}}, host="gpu-01")
+    assert finding.fix == (
+        f"Read /var/lib/dkms/nvidia-current-open/{V}/build/make.log, then `dkms install nvidia-current-open/{V} -k {KERNEL}`"
+    )
+    assert f"no module {V} for kernel {KERNEL}: it is only built. Do not boot it" in finding.message
+    (finding,) = driver_state.dkms_findings("", version=V, kernels={KERNEL: {"headers": False}})
+    assert finding.fix.startswith(f"Install linux-headers-{KERNEL} first")
+
+
 # Tools
 
 
