@@ -24,6 +24,7 @@ class ActionModule(ActionBase):
             ask_hub=boolean(self._task.args.get("ask_hub", False)),
         )
         plan_of_fleet, mistakes = plan.build(services, fleet)
+        mistakes += fleet.launch.faults
         wrong, notes = sorted_out(found, mistakes)
         if wrong:
             # The message alone: Ansible prints every value of a failed result, and twice the same is a wall.

@@ -13,7 +13,7 @@ Addresses, ranks and ports come from the inventory alone, so a host that cannot 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from . import launch_plan
 from .findings import Finding, did_you_mean
@@ -45,7 +45,14 @@ class Host:
     ports: Tuple[int, int]
 
 
-Launch = Callable[[Service, Tuple[Host, ...], Tuple[int, ...]], Optional[launch_plan.Plan]]
+@dataclass(frozen=True)
+class Unplanned:
+    """Why a launch cannot be planned by memory."""
+
+    reason: str
+
+
+Launch = Callable[[Service, Tuple[Host, ...], Tuple[int, ...]], Union[launch_plan.Plan, Unplanned]]
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,13 @@ class Fleet:
         self, service: Service, hosts: Sequence[Host], gpus: Optional[Sequence[int]]
     ) -> Optional[launch_plan.Plan]:
         """The planned launch, if it can be planned."""
-        return self.launch(service, tuple(hosts), tuple(gpus)) if self.launch and gpus else None
+        planned = self.launch(service, tuple(hosts), tuple(gpus)) if self.launch and gpus else None
+        return None if isinstance(planned, Unplanned) else planned
+
+    def unplanned(self, service: Service, hosts: Sequence[Host], gpus: Optional[Sequence[int]]) -> List[str]:
+        """What is to be said where a launch on GPUs is not planned by memory."""
+        planned = self.launch(service, tuple(hosts), tuple(gpus)) if self.launch and gpus else None
+        return [f"planned by the number of GPUs alone: {planned.reason}"] if isinstance(planned, Unplanned) else []
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Replica:
     hosts: Tuple[Host, ...]
     slot: int
     gpus: Optional[Tuple[int, ...]]
+    reasons: Tuple[str, ...] = ()  # why there are so many copies
+    notes: Tuple[str, ...] = ()
 
     @property
     def instance(self) -> str:
@@ -142,41 +157,43 @@ def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Findi
         found.extend(_group_findings(where, group))
         gpus, mistakes = _gpus(service, group)
         found.extend(mistakes)
-        copies, share, used = _shares(service, group, gpus, fleet)
+        copies, share, used, reasons = _shares(service, group, gpus, fleet)
+        idle = len(gpus or ()) - copies * used
+        notes = (f"{idle} of the {len(gpus or ())} GPUs of each host stay idle",) if copies and idle else ()
         if copies < 1:
             message = f"{len(gpus or ())} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
             found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
         for slot in range(copies):
             own = tuple(gpus[slot * share : slot * share + used]) if gpus else None
-            replicas.append(Replica(service, len(replicas), group, slot, own))
+            replicas.append(Replica(service, len(replicas), group, slot, own, reasons, notes))
     return ([] if found else replicas), found
 
 
 def _shares(
     service: Service, group: Tuple[Host, ...], gpus: Optional[Sequence[int]], fleet: Fleet
-) -> Tuple[int, int, int]:
-    """Copies on each host, GPUs that a copy may have, and GPUs that it uses. No copies: they do not divide.
+) -> Tuple[int, int, int, Tuple[str, ...]]:
+    """Copies on each host, GPUs that a copy may have, GPUs that it uses, and why. No copies: they do not divide.
 
-    Where the user said neither copies nor sizes, the launch is planned, if model and GPUs are known.
+    Where the user did not say how many copies, that is planned, if model and GPUs are known.
     """
-    copies = service.replicas_per_host or 1
+    copies, reasons = service.replicas_per_host or 1, ()
     if not gpus:
-        return copies, 0, 0
+        return copies, 0, 0, ()
     if len(gpus) % copies:
-        return 0, 0, 0
-    if any(name in service.args for name in PARALLEL):
-        return copies, len(gpus) // copies, len(gpus) // copies
+        return 0, 0, 0, ()
     if service.replicas_per_host is None and len(group) == 1:
         planned = fleet.planned(service, group, gpus)
-        if planned and planned.outcome != "error" and len(gpus) % planned.replicas == 0:
+        if planned and planned.outcome != "error" and planned.replicas > 1 and len(gpus) % planned.replicas == 0:
             copies = planned.replicas
+            told = [choice.reason for choice in planned.choices if choice.flag == PARALLEL[0]]
+            reasons = (f"replicas_per_host {copies}: {'; '.join(told) or 'the GPUs hold so many of the size given'}",)
     share = len(gpus) // copies
     planned = fleet.planned(service, group, gpus[:share])
-    if not planned or planned.outcome == "error":
-        return copies, share, share
+    if not planned or planned.outcome == "error" or any(name in service.args for name in PARALLEL):
+        return copies, share, share, reasons
     world = planned.tensor * planned.pipeline * int(planned.args.get("data-parallel-size") or 1)
     used = world // len(group) if world % len(group) == 0 else share
-    return copies, share, min(share, used)
+    return copies, share, min(share, used), reasons
 
 
 def _unknown_host(where: str, name: str, fleet: Fleet) -> Finding:
@@ -280,9 +297,12 @@ def _sizes(replica: Replica, fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding
     found: List[Finding] = []
     places = nodes * len(replica.gpus) if replica.gpus is not None else None
     planned = fleet.planned(service, replica.hosts, replica.gpus)
-    more: Dict[str, Any] = {"config": {}, "memory": None, "notes": []}
+    unplanned = fleet.unplanned(service, replica.hosts, replica.gpus)
+    more: Dict[str, Any] = {"config": {}, "memory": None, "notes": [*replica.notes, *unplanned]}
+    reasons.extend(replica.reasons)
     if planned:
         more, mistakes = _planned(planned, where)
+        more["notes"] = [*replica.notes, *more["notes"]]
         found.extend(mistakes)
         reasons.extend(f"{choice.flag} {choice.value}: {choice.reason}" for choice in planned.choices)
         tensor, pipeline = tensor or planned.tensor, pipeline or planned.pipeline

@@ -30,6 +30,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.models import HUB, 
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache
 
 TIMEOUT = 60  # seconds without a byte
+LOOK_TIMEOUT = 10  # the same where somebody waits for a plan
 _CHUNK = 1 << 20
 _ATTEMPTS = 3
 _PARALLEL = 4  # big files come as shards; more connections than this do not help and are not polite
@@ -84,8 +85,9 @@ def fetch(
     """
     _check(name, repository, revision)
     target = cache.folder("models", "hub", repository.replace("/", "--"), revision)
+    patience = LOOK_TIMEOUT if look else TIMEOUT
     with cache.locked(target.with_suffix(".lock")):
-        remote = {item.path: item for item in _listing(name, repository, revision, target)}
+        remote = {item.path: item for item in _listing(name, repository, revision, target, patience)}
         content = choose(name, list(remote), allow_pickle)
         wanted = [item for path, item in remote.items() if path in content.files and not _is_whole(target / path, item)]
         left = {item.path: {"size": item.size, "sha256": item.sha256} for item in wanted if look and item.sha256}
@@ -97,7 +99,7 @@ def fetch(
                 f"model {name}: {size(missing)} have to come to {target} on the controller, {size(free)} are free there"
             )
         with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
-            for _done in pool.map(lambda item: _download(name, repository, revision, target, item), wanted):
+            for _done in pool.map(lambda item: _download(name, repository, revision, target, item, patience), wanted):
                 pass
     return target, content.notes, left
 
@@ -108,12 +110,12 @@ def _check(name: str, repository: str, revision: str) -> None:
         raise ModelError(str(mistake))
 
 
-def _listing(name: str, repository: str, revision: str, target: Path) -> list[Remote]:
+def _listing(name: str, repository: str, revision: str, target: Path, patience: float) -> list[Remote]:
     """What the repository holds. A pinned revision never changes, so that it is asked for once."""
     kept = target.with_suffix(".json")
     if not kept.exists():
         url = f"{endpoint()}/api/models/{repository}/revision/{revision}?blobs=true"
-        with _open(name, url) as answer:
+        with _open(name, url, patience=patience) as answer:
             said = json.load(answer)
         if said.get("sha") not in (None, revision):
             raise ModelError(f"model {name}: {endpoint()} answered with revision {said['sha']}, asked was {revision}")
@@ -147,14 +149,16 @@ def _git_sha1(path: Path) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _download(name: str, repository: str, revision: str, target: Path, item: Remote) -> None:
+def _download(  # noqa: PLR0917  (one call, from a thread)
+    name: str, repository: str, revision: str, target: Path, item: Remote, patience: float
+) -> None:
     """One file, continued where a connection was cut, checked, renamed into place."""
     final = target / item.path
     final.parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f"{final.name}.part")
     url = f"{endpoint()}/{repository}/resolve/{revision}/{urllib.parse.quote(item.path)}"
     for _attempt in range(_ATTEMPTS):
-        _continue(name, url, partial, item.size)
+        _continue(name, url, partial, item.size, patience)
         if _is_whole(partial, item):
             partial.replace(final)
             return
@@ -166,19 +170,22 @@ def _download(name: str, repository: str, revision: str, target: Path, item: Rem
     )
 
 
-def _continue(name: str, url: str, partial: Path, size_wanted: int) -> None:
+def _continue(name: str, url: str, partial: Path, size_wanted: int, patience: float) -> None:
     """Append what is missing; a connection that is cut leaves what came."""
     have = partial.stat().st_size if partial.exists() else 0
     if have == size_wanted and partial.exists():
         return
-    with _open(name, url, have) as answer, partial.open("ab" if have and answer.status == 206 else "wb") as handle:
+    with (
+        _open(name, url, have, patience) as answer,
+        partial.open("ab" if have and answer.status == 206 else "wb") as handle,
+    ):
         try:
             shutil.copyfileobj(answer, handle, _CHUNK)
         except (http.client.HTTPException, ConnectionError, TimeoutError):
             return  # the size says so to the caller, who tries again
 
 
-def _open(name: str, url: str, start: int = 0):
+def _open(name: str, url: str, start: int = 0, patience: float = TIMEOUT):
     headers = {"User-Agent": "gpu_fleet.vllm"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -186,7 +193,7 @@ def _open(name: str, url: str, start: int = 0):
         headers["Authorization"] = f"Bearer {token()}"
     opener = urllib.request.build_opener(_NoTokenElsewhere)
     try:
-        return opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
+        return opener.open(urllib.request.Request(url, headers=headers), timeout=patience)
     except urllib.error.HTTPError as error:
         remedy = {
             401: "Set HF_TOKEN: the repository is private or gated, or its name is wrong.",

@@ -113,7 +113,7 @@ def read(
         models=[entry.get("name", "") for entry in entries if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
-        launch=launches.planner(inventory, entries, folder, ask_hub),
+        launch=launches.Planner(inventory, entries, folder, ask_hub),
     )
     found.extend(_shape_findings(read_services, fleet))
     found.extend(_grouped((fault, name) for name in hosts if (fault := launches.gpu_fault(inventory, name))))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..module_utils import hardware, launch_plan, model_memory, plan
-from ..module_utils.findings import did_you_mean
+from ..module_utils.findings import Finding, did_you_mean
 from ..module_utils.launch_case import Tables, known_gpu
 from ..module_utils.models import ModelError
 from ..module_utils.services import Service
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from .inventory import Inventory
 
 GIB = 1 << 30
+MOST_BYTES = 1 << 50  # of weights: more is a damaged file
+# What damaged files lead to.
+BROKEN = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
 # Of nvidia-smi's memory.total, what CUDA reports at least: 0.996 on an H200 (143771 MiB, 139.8 GiB), 0.994 on an H100, 0.989 on
 # an A100 80GB, 0.978 on an L4 (23034 MiB, 22.0 GiB), which has its ECC in line.
 CUDA_SHARE = 0.978
@@ -43,21 +49,29 @@ def known() -> launch_plan.Known:
 # --- GPUs -------------------------------------------------------------------------------------------------------
 
 
-def gpus_of(inventory: Inventory, host: str) -> tuple[list[dict[str, Any]] | None, dict[str, str]]:
-    """The GPUs of a host as a launch has them and the links of its pairs; None where nobody said which they are."""
-    learned = _learned(inventory, host)
+def gpus_of(inventory: Inventory, host: str) -> tuple[list[dict[str, Any]] | str, dict[str, str]]:
+    """The GPUs of a host as a launch has them, or why they are not known, and the links of its pairs."""
+    learned, count = _learned(inventory, host), inventory.get(host, "fleet_gpus")
+    if isinstance(learned, str):
+        return learned, {}
     if learned is not None:
-        gpus = [_of_learned(gpu) for gpu in learned["gpus"]]
-        return (gpus, learned.get("pairs") or {}) if gpus and all(gpus) else (None, {})
-    model, count = inventory.get(host, "fleet_gpu_model"), inventory.get(host, "fleet_gpus")
-    if (
-        isinstance(model, str)
-        and isinstance(count, int)
-        and count > 0
-        and known_gpu(model, known().gpus).get("memory_gib")
-    ):
-        return [{"name": model} for _gpu in range(count)], {}
-    return None, {}
+        return _checked([_of_learned(gpu) for gpu in learned["gpus"]], host, count), learned.get("pairs") or {}
+    model = inventory.get(host, "fleet_gpu_model")
+    if not isinstance(model, str):
+        return f"which GPUs {host} has is not known (fleet_gpu_model, or scripts/fleet topology --learn)", {}
+    if not known_gpu(model, known().gpus).get("memory_gib"):
+        lacks = f"the memory of a {model} as CUDA reports it is not in data/gpus.yml"
+        return f"{lacks}; learn the host: scripts/fleet topology --learn", {}
+    return [{"name": model} for _gpu in range(count if isinstance(count, int) else 0)], {}
+
+
+def _checked(gpus: list[dict[str, Any] | None], host: str, count: Any) -> list[dict[str, Any]] | str:
+    """What was learned of a host, or what contradicts it."""
+    if not all(gpus):
+        return f"what was learned of {host} lacks the memory of a GPU; learn it anew"
+    if isinstance(count, int) and count != len(gpus):
+        return f"{len(gpus)} GPUs were learned of {host}, fleet_gpus says {count}; learn it anew or correct fleet_gpus"
+    return [gpu for gpu in gpus if gpu]
 
 
 def _of_learned(gpu: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -72,8 +86,8 @@ def _of_learned(gpu: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**told, "memory_gib": round(gpu["memory_mib"] / 1024 * CUDA_SHARE, 2)}
 
 
-def _learned(inventory: Inventory, host: str) -> dict[str, Any] | None:
-    """What role gpu_topology kept of a host, if it did and the file is whole."""
+def _learned(inventory: Inventory, host: str) -> dict[str, Any] | str | None:
+    """What role gpu_topology kept of a host, None where it did not, or what is wrong with the file."""
     path = inventory.get(host, "gpu_topology_learned_file")
     folder = inventory.get(host, "inventory_dir")
     if not path and not folder:
@@ -81,9 +95,12 @@ def _learned(inventory: Inventory, host: str) -> dict[str, Any] | None:
     file = Path(str(path)) if path else Path(str(folder)) / ".topology" / f"{host}.json"
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    except FileNotFoundError:
         return None
-    return hardware.read_learned(text, str(file), host)[0]
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{file} cannot be read: {error}"
+    told, faults = hardware.read_learned(text, str(file), host)
+    return told if told is not None else faults[0].message
 
 
 def gpu_fault(inventory: Inventory, host: str) -> tuple[str, str, str] | None:
@@ -94,57 +111,61 @@ def gpu_fault(inventory: Inventory, host: str) -> tuple[str, str, str] | None:
     if not known_gpu(model, known().gpus):
         fix = f"{did_you_mean(model, known().gpus['gpus'], 0.5)}data/gpus.yml lists them; or leave it out"
         return "gpu-model", f"fleet_gpu_model is {model!r}, which is not known", fix
-    if not known_gpu(model, known().gpus).get("memory_gib"):
-        fix = "Leave it out and learn the host: scripts/fleet topology -i INVENTORY --learn"
-        return "gpu-model", f"fleet_gpu_model is {model}, whose memory as CUDA reports it is not in data/gpus.yml", fix
     return None
 
 
 # --- The planner ------------------------------------------------------------------------------------------------
 
 
-def planner(inventory: Inventory, entries: list[Any], folder: str, ask_hub: bool) -> plan.Launch:
-    """A function that plans the launch of a service on hosts with GPUs; None for what is not known. Each once."""
-    models = Models(entries, folder, ask_hub)
-    gpus: dict[str, tuple[list[dict[str, Any]] | None, dict[str, str]]] = {}
-    made: dict[Any, launch_plan.Plan | None] = {}
+class Planner:
+    """Plans the launch of a service on hosts with GPUs, each once; `faults` is what stops a deployment."""
 
-    def launch(service: Service, hosts: tuple[plan.Host, ...], numbers: tuple[int, ...]) -> launch_plan.Plan | None:
-        key = (service.name, tuple(host.name for host in hosts), numbers)
-        if key not in made:
-            for host in hosts:
-                gpus.setdefault(host.name, gpus_of(inventory, host.name))
-            made[key] = _plan(service, hosts, numbers, models, {host.name: gpus[host.name] for host in hosts})
-        return made[key]
+    def __init__(self, inventory: Inventory, entries: list[Any], folder: str, ask_hub: bool) -> None:
+        self.inventory, self.models = inventory, Models(entries, folder, ask_hub)
+        self.gpus: dict[str, tuple[list[dict[str, Any]] | str, dict[str, str]]] = {}
+        self.made: dict[Any, launch_plan.Plan | plan.Unplanned] = {}
+        self.faults: list[Finding] = []
 
-    return launch
+    def __call__(
+        self, service: Service, hosts: tuple[plan.Host, ...], numbers: tuple[int, ...]
+    ) -> launch_plan.Plan | plan.Unplanned:
+        launch = self._launch(service, hosts, numbers)
+        if isinstance(launch, str):
+            return plan.Unplanned(launch)
+        # Copies of a service on equal GPUs are one plan.
+        key = json.dumps(launch, sort_keys=True, default=str)
+        if key not in self.made:
+            self.made[key] = _choose(service, launch)
+        return self.made[key]
 
-
-def _plan(
-    service: Service,
-    hosts: tuple[plan.Host, ...],
-    numbers: tuple[int, ...],
-    models: Models,
-    gpus: dict[str, tuple[list[dict[str, Any]] | None, dict[str, str]]],
-) -> launch_plan.Plan | None:
-    used = []
-    for host in hosts:
-        own = gpus[host.name][0]
-        if own is None or any(number >= len(own) for number in numbers):
-            return None
-        used += [own[number] for number in numbers]
-    model = models.get(service.model)
-    if isinstance(model, str):
-        return None
-    place = {number: at for at, number in enumerate(numbers)}
-    links = {
-        f"{place[one]}-{place[other]}": link
-        for pair, link in gpus[hosts[0].name][1].items()
-        for one, other in [sorted(int(part) for part in pair.split("-"))]
-        if one in place and other in place
-    }
-    return launch_plan.choose(
-        {
+    def _launch(self, service: Service, hosts: tuple[plan.Host, ...], numbers: tuple[int, ...]) -> dict[str, Any] | str:
+        """The launch as launch_plan takes it, or why it is not known."""
+        used: list[dict[str, Any]] = []
+        for host in hosts:
+            if host.name not in self.gpus:
+                self.gpus[host.name] = gpus_of(self.inventory, host.name)
+            own = self.gpus[host.name][0]
+            if isinstance(own, str):
+                return own
+            if any(number >= len(own) for number in numbers):
+                return f"{host.name} has {len(own)} GPUs by what is known of it"
+            used += [own[number] for number in numbers]
+        model = self.models.get(service.model)
+        if isinstance(model, str):
+            if self.models.failed and service.model in self.models.failed:
+                where = f"service {service.name}"
+                fix = "Reach the hub (HF_ENDPOINT names a mirror), or give the model as a folder: its launch is planned by its config.json"
+                fault = Finding("model-unreachable", where, f"model {service.model}: {model.rstrip('.')}", fix)
+                self.faults += [] if fault in self.faults else [fault]
+            return f"model {service.model}: {model}"
+        place = {number: at for at, number in enumerate(numbers)}
+        links = {
+            f"{place[one]}-{place[other]}": link
+            for pair, link in self.gpus[hosts[0].name][1].items()
+            for one, other in [sorted(int(part) for part in pair.split("-"))]
+            if one in place and other in place and isinstance(link, str)
+        }
+        return {
             "gpus": used,
             "nodes": len(hosts),
             "model_config": model[0],
@@ -152,9 +173,17 @@ def _plan(
             "vllm_version": hosts[0].version,
             "args": {f"--{name}": value for name, value in service.args.items()},
             "links": links,
-        },
-        known(),
-    )
+        }
+
+
+def _choose(service: Service, launch: dict[str, Any]) -> launch_plan.Plan | plan.Unplanned:
+    """A damaged config.json is the model's fault and not the inventory's: it is named, and nothing else fails with it."""
+    try:
+        return launch_plan.choose(launch, known())
+    except BROKEN as error:
+        return plan.Unplanned(
+            f"model {service.model}: its config.json makes no sense ({type(error).__name__}: {error})"
+        )
 
 
 # --- Models -----------------------------------------------------------------------------------------------------
@@ -171,6 +200,7 @@ class Models:
             if isinstance(entry, Mapping) and isinstance(entry.get("name"), str)
         }
         self.folder, self.fetch, self.allow_pickle = folder, fetch, allow_pickle
+        self.failed: dict[str, str] = {}  # hub models that were asked for in vain
         self.read: dict[str, tuple[dict[str, Any], int] | str] = {}
 
     def get(self, name: str) -> tuple[dict[str, Any], int] | str:
@@ -188,14 +218,25 @@ class Models:
                 return self._of_hub(name, entry)
             folder = Path(str(entry.get("folder", ""))).expanduser()
             folder = folder if folder.is_absolute() else Path(self.folder) / folder
-            return model_memory.read(str(folder)) if folder.is_dir() else f"the controller has no folder {folder}"
-        except (ModelError, model_memory.Unknown, OSError, ValueError, KeyError, TypeError) as error:
+            if not folder.is_dir():
+                return f"the controller has no folder {folder}"
+            config, size = model_memory.read(str(folder))
+            if not isinstance(config, dict) or not config:
+                return f"{folder}/config.json is no mapping"
+            return (config, size) if 0 < size < MOST_BYTES else f"its files say {str(size)[:20]} bytes of weights"
+        except (ModelError, model_memory.Unknown, OSError, *BROKEN) as error:
             return str(error) or type(error).__name__
 
     def _of_hub(self, name: str, entry: Mapping[str, Any]) -> tuple[dict[str, Any], int] | str:
         repository, revision = str(entry["hub"]), str(entry.get("revision") or "")
         if self.fetch:
-            target = hub.fetch(name, repository, revision, self.allow_pickle, look=True)[0]
+            try:
+                if self.failed:  # an endpoint that does not answer is asked once
+                    raise ModelError(next(iter(self.failed.values())))
+                target = hub.fetch(name, repository, revision, self.allow_pickle, look=True)[0]
+            except ModelError as error:
+                self.failed[name] = str(error)
+                raise
         else:
             target = cache.folder("models", "hub") / repository.replace("/", "--") / revision
         listing = target.with_suffix(".json")
@@ -204,7 +245,8 @@ class Models:
         config = json.loads((target / "config.json").read_text(encoding="utf-8"))
         index = target / "model.safetensors.index.json"
         if index.is_file():
-            return config, int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+            return (config, size) if 0 < size < MOST_BYTES else f"its index says {str(size)[:20]} bytes of weights"
         sizes = [
             int((item.get("lfs") or {}).get("size") or item.get("size") or 0)
             for item in json.loads(listing.read_text(encoding="utf-8"))

@@ -93,7 +93,10 @@ def plan(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """What every service will be launched with, and why; no host is touched. Exit status 1: a launch cannot work."""
+    """What every service will be launched with, and why; no host is touched.
+
+    Exit status 1: a saved launch cannot work. 2: the inventory is refused, or the file is no launch.
+    """
     if (inventory is None) == (source is None):
         typer.echo("give an inventory (-i) or a launch (--from), one of them", err=True)
         raise typer.Exit(2)

@@ -40,6 +40,15 @@ LLAMA_70B = {
 }
 
 
+HEADS_28 = {
+    **LLAMA_8B,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+
+
 class Facts:
     """An inventory of one host, as launches asks it."""
 
@@ -119,14 +128,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers(tmp_path):
 
 def test_copies_are_planned_where_heads_do_not_divide(tmp_path):
     """28 heads on eight GPUs: four a replica, two replicas."""
-    config = {
-        **LLAMA_8B,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-    }
-    models = {"m": model(tmp_path / "m", config, 15231233024)}
+    models = {"m": model(tmp_path / "m", HEADS_28, 15231233024)}
     told = plan(tmp_path, {"a": host(1, 8, "A100 80GB")}, [{"name": "chat", "model": "m"}], models)
     replicas = told["plan"]["replicas"]
     used = sorted(gpu for replica in replicas.values() for gpu in replica["gpus"])
@@ -141,15 +143,61 @@ def test_without_knowledge_of_the_gpus_nothing_is_assumed(tmp_path):
         tmp_path, {"a": {"ansible_host": "192.0.2.1", "fleet_gpus": 2}}, [{"name": "chat", "model": "m"}], models
     )
     assert told["plan"]["replicas"]["chat.0"]["memory"] is None
+    (note,) = told["plan"]["replicas"]["chat.0"]["notes"]
+    assert "which GPUs a has is not known" in note
     assert told["plan"]["hosts"]["a"]["instances"][0]["config"]["tensor-parallel-size"] == 2
 
 
-@pytest.mark.parametrize(("name", "says"), [("H2OO", "Did you mean H2"), ("L40S", "scripts/fleet topology")])
-def test_a_gpu_model_that_cannot_be_planned_with_is_refused(tmp_path, name, says):
+def test_a_gpu_model_that_nobody_knows_is_refused(tmp_path):
     models = {"m": model(tmp_path / "m", LLAMA_8B, 16060522496)}
-    told = plan(tmp_path, {"a": host(1, 1, name)}, [{"name": "chat", "model": "m"}], models)
+    told = plan(tmp_path, {"a": host(1, 1, "H2OO")}, [{"name": "chat", "model": "m"}], models)
     assert told["exit_status"] == 2
-    assert says in told["failures"][0]["message"]
+    assert "Did you mean H2" in told["failures"][0]["message"]
+
+
+def test_a_gpu_model_without_a_reported_memory_is_planned_by_count_and_said(tmp_path):
+    models = {"m": model(tmp_path / "m", LLAMA_8B, 16060522496)}
+    told = plan(tmp_path, {"a": host(1, 1, "L40S")}, [{"name": "chat", "model": "m"}], models)
+    assert told["exit_status"] == 0
+    assert any("learn the host" in line for line in told["summary"])
+
+
+@pytest.mark.parametrize(("copies", "idle"), [(None, None), (1, "4 of the 8 GPUs of each host stay idle"), (2, None)])
+def test_copies_have_their_reason_and_idle_gpus_are_said(tmp_path, copies, idle):
+    """28 heads go over four GPUs and not over eight."""
+    models = {"m": model(tmp_path / "m", HEADS_28, 15231233024)}
+    service = {"name": "chat", "model": "m", **({"replicas_per_host": copies} if copies else {})}
+    told = plan(tmp_path, {"a": host(1, 8, "H100 80GB HBM3")}, [service], models)
+    replicas = told["plan"]["replicas"]
+    assert len(replicas) == (copies or 2)
+    for replica in replicas.values():
+        assert any("replicas_per_host 2: " in reason for reason in replica["reasons"]) is (copies is None)
+        assert any(idle in note for note in replica["notes"]) if idle else not replica["notes"]
+
+
+def test_a_hub_that_cannot_be_reached_stops_a_plan_and_not_validate(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    folder = tmp_path / "inv"
+    variables = {
+        "model_store_models": [{"name": "m", "hub": "org/model", "revision": "b" * 40}],
+        "vllm_services": [{"name": "chat", "model": "m"}],
+        "vllm_service_api_keys": {"chat": KEY},
+    }
+    (folder / "group_vars").mkdir(parents=True)
+    (folder / "group_vars" / "gpu_hosts.yml").write_text(yaml.safe_dump(variables))
+    groups = {"gpu_hosts": {"hosts": {"a": host(1, 1, "H200")}}}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}))
+    for verb, status, says in (("validate", 0, "the hub was not asked yet"), ("plan", 2, "cannot be reached")):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpu_fleet.cli", verb, "-i", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert says in " ".join((done.stdout + done.stderr).split())
 
 
 def test_what_was_learned_of_a_host_goes_before_what_the_inventory_says(tmp_path):
@@ -158,11 +206,16 @@ def test_what_was_learned_of_a_host_goes_before_what_the_inventory_says(tmp_path
     learned = tmp_path / ".topology"
     learned.mkdir()
     (learned / "a.json").write_text(json.dumps(hardware.remember(hosts.facts("h100x8"))))
-    facts = Facts(inventory_dir=str(tmp_path), fleet_gpus=1, fleet_gpu_model="H200")
+    facts = Facts(inventory_dir=str(tmp_path), fleet_gpu_model="H200")
     gpus, links = launches.gpus_of(facts, "a")
     assert [gpu["name"] for gpu in gpus] == ["NVIDIA H100 80GB HBM3"] * 8
     assert links["0-7"] == "NV18"
     (learned / "a.json").write_text("{")
+    assert "a.json" in launches.gpus_of(facts, "a")[0]
+    (learned / "a.json").write_text(json.dumps(hardware.remember(hosts.facts("h100x8"))))
+    facts = Facts(inventory_dir=str(tmp_path), fleet_gpus=1, fleet_gpu_model="H200")
+    assert "8 GPUs were learned of a, fleet_gpus says 1" in launches.gpus_of(facts, "a")[0]
+    (learned / "a.json").unlink()
     assert launches.gpus_of(facts, "a")[0] == [{"name": "H200"}]
 
 
@@ -183,7 +236,23 @@ def test_a_hub_model_is_known_from_the_cache_alone(tmp_path, monkeypatch):
     assert launches.Models([entry], "", fetch=False).get("m") == (LLAMA_8B, 5 * GIB)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"architectures": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"architectures": 3}', "[" * 200_000])
 def test_a_damaged_model_is_said_to_be_unknown(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     assert isinstance(launches.Models([{"name": "m", "folder": str(tmp_path)}], "", fetch=False).get("m"), str)
+
+
+@pytest.mark.parametrize("index", ["[]", '"x"', '{"metadata": "x"}', '{"metadata": {"total_size": 1e300}}', "{"])
+def test_a_damaged_index_is_said_to_be_unknown(tmp_path, index):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert isinstance(launches.Models([{"name": "m", "folder": str(tmp_path)}], "", fetch=False).get("m"), str)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 0}, {"num_hidden_layers": 10**12}, {"num_attention_heads": "x"}])
+def test_a_model_that_makes_no_sense_fails_nothing_else(tmp_path, change):
+    models = {"m": model(tmp_path / "m", {**LLAMA_8B, **change}, 16060522496)}
+    told = plan(tmp_path, {"a": host(1, 1, "H200")}, [{"name": "chat", "model": "m"}], models)
+    text = json.dumps(told)
+    assert "Unexpected failure" not in text
+    assert "Traceback" not in text
