@@ -140,9 +140,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+MOST_NUMBER = 10**15
+
+
 def _number(value: Any, where: str, least: float, most: float, open_end: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadInput(where, f"needs a number, not {_shown(value)}")
+    if isinstance(value, int) and abs(value) > MOST_NUMBER:
+        raise BadInput(where, f"needs a number that makes sense, not one of {len(str(abs(value)))} digits")
     if isinstance(value, float) and not math.isfinite(value):
         raise BadInput(where, f"needs a finite number, not {value}")
     if not least <= value <= most or (open_end and value == most):

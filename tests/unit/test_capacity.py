@@ -612,3 +612,8 @@ def test_measured_from_files_beside_the_input(tmp_path):
         done = fleet("--from", tmp_path / "in.yml", "--measured", tmp_path / "sweep" / "chat.yml")
         assert done.exit_code == 2
         assert words in done.output
+
+
+def test_a_number_of_many_digits_is_bad_input():
+    with pytest.raises(throughput.BadInput, match="400 digits"):
+        throughput._number(int("9" * 400), "traffic.x", 0, 1e9)
