@@ -1176,6 +1176,23 @@ def test_every_code_of_cuinit_has_a_meaning_and_a_remedy(code):
     assert len(finding.fix) > 30
 
 
+def test_what_explains_a_code_is_named():
+    facts = {"driver": {"loaded": "580.1", "installed": "590.1"}, "gpus": [{"fabric": {"state": "In Progress"}}]}
+    assert "(loaded 580.1, installed 590.1)" in driver_state.cuinit(803, KNOWN, facts)[0].message
+    assert "(fabric.state In Progress)" in driver_state.cuinit(802, KNOWN, facts)[0].message
+    for code in (100, 999):
+        assert "580.1" not in driver_state.cuinit(code, KNOWN, facts)[0].message
+    assert "loaded" not in driver_state.cuinit(803, KNOWN)[0].message
+
+
+def test_the_table_of_codes_has_its_shape():
+    for code, entry in KNOWN["cuinit"].items():
+        assert set(entry) == {"name", "means", "fix"}, code
+    for branch in KNOWN["branches"].values():
+        assert set(branch) <= {"support", "ends"}
+    assert KNOWN["default_branch"] in KNOWN["branches"]
+
+
 def test_cuinit_that_works_and_one_that_nobody_knows():
     assert driver_state.cuinit(0, KNOWN) == []
     assert "cuInit returned 217" in driver_state.cuinit(217, KNOWN)[0].message
