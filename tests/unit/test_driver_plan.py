@@ -1025,6 +1025,15 @@ def test_kinds_that_are_wanted_and_fit():
     assert end.findings[1].fix == "Choose an older branch"
 
 
+def test_only_what_the_wanted_provider_offers_is_taken():
+    told = only(choose(available=offered(V, origin="Debian")), "driver-not-offered")
+    assert "(none is)" in told
+    only(choose(available=offered(V, origin="LP-PPA-graphics-drivers")), "driver-not-offered")
+    want = {"source": "distribution", "version": "535.261.03"}
+    elsewhere = {name: [{**item, "origin": "NVIDIA"} for item in items] for name, items in DEBIAN.items()}
+    only(choose(want=want, available=elsewhere), "driver-not-offered")
+
+
 def test_only_packages_of_the_other_kind_may_go():
     facts, packages = running()
     packages["nvidia-modprobe"] = {"version": "580.1-1", "origin": "NVIDIA"}
@@ -1182,7 +1191,7 @@ def test_what_explains_a_code_is_named():
     assert "(fabric.state In Progress)" in driver_state.cuinit(802, KNOWN, facts)[0].message
     for code in (100, 999):
         assert "580.1" not in driver_state.cuinit(code, KNOWN, facts)[0].message
-    assert "loaded" not in driver_state.cuinit(803, KNOWN)[0].message
+    assert "(loaded" not in driver_state.cuinit(803, KNOWN)[0].message
 
 
 def test_the_table_of_codes_has_its_shape():
