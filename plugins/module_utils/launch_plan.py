@@ -20,6 +20,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import launch_memor
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import (
     BadLaunch,
     Case,
+    Gpu,
     Known,
     Remark,
     max_length,
@@ -56,16 +57,33 @@ def judge(launch: Mapping[str, Any], known: Known) -> Verdict:
         case = read_case(launch, known)
     except BadLaunch as error:
         return _verdict([Remark("launch", "error", error.reason)], Memory(None, None, False, error.reason))
-    return _judged(case)[0]
+    return _judged(case)
 
 
-def _judged(case: Case) -> Tuple[Verdict, Memory]:
+def _judged(case: Case) -> Verdict:
     found = [remark for rule in launch_rules.RULES for remark in rule(case)]
-    memory = memory_of(case)
+    rules = {remark.rule for remark in found}
     # A model that cannot be divided has no memory to speak of.
-    if not any(remark.rule in ("heads_tp", "kv_heads_tp", "ffn_tp", "pipeline_layers") for remark in found):
+    memory = _memory(case)
+    if not rules & {"heads_tp", "kv_heads_tp", "ffn_tp", "pipeline_layers"}:
         found.extend(launch_memory.memory_rule(case, memory))
-    return _verdict(found, memory), memory
+    return _verdict(found, _of_auto(case, memory))
+
+
+def _memory(case: Case) -> Memory:
+    """What memory_of tells, but nothing of stages without a layer."""
+    if case.layers and case.pipeline > case.layers:
+        return Memory(None, None, False, f"{case.pipeline} stages are more than the {case.layers} layers")
+    return memory_of(case)
+
+
+def _of_auto(case: Case, memory: Memory) -> Memory:
+    """With `--max-model-len auto` vLLM takes the longest length of which one request fits (from 0.14.0 on)."""
+    found = memory.estimate
+    if size_of(case.args.get("max-model-len", "")) != -1 or found is None or found.request_gib <= found.kv_gib:
+        return memory
+    longest = launch_memory.longest_length(case, memory, found.kv_gib)
+    return memory_of(case, longest) if longest else memory
 
 
 def _verdict(found: List[Remark], memory: Memory) -> Verdict:
@@ -78,6 +96,8 @@ def _verdict(found: List[Remark], memory: Memory) -> Verdict:
 
 COMFORT = 4  # requests of the full length that the KV cache should hold at once before more GPUs are left to replicas
 LEAST_WEIGHTS_GIB = 1.5  # a GPU: with less to read for a token, the all-reduces cost more than the division saves
+LEAST_SHARE = 0.05  # of a GPU's memory; with less free, nothing starts whatever the share
+BARE_COMFORT, BARE_MOST = 0.5, 0.9  # of the share that weights may take where KV cache and activations are not known
 TOKENS_A_REQUEST = 512  # KV cache that a request has at least, before more requests at once only preempt each other
 
 
@@ -128,29 +148,117 @@ def choose(launch: Mapping[str, Any], known: Known) -> Plan:
         case = read_case(launch, known)
     except BadLaunch as error:
         verdict = _verdict([Remark("launch", "error", error.reason)], Memory(None, None, False, error.reason))
-        return Plan("error", dict(launch.get("args") or {}), (), (), 1, 1, 1, (), verdict)
+        args = launch.get("args")
+        return Plan("error", dict(args) if isinstance(args, Mapping) else {}, (), (), 1, 1, 1, (), verdict)
     given = case
-    choices: List[Choice] = []
-    for step in (_dtype, _sizes, _share, _length, _batch):
-        for choice in step(case):
-            choices.append(choice)
-            case = with_args(case, **{choice.flag: choice.value})
-    verdict = _judged(case)[0]
+    case, choices, verdict = _chosen(given)
     if any(f.rule in ("weights_fit", "kv_fit", "headroom") and f.severity != "info" for f in verdict.findings):
         verdict = replace(verdict, findings=(*verdict.findings, *_would_fit(case, given)))
-    size = case.tensor * case.pipeline * case.data
-    copies = len(case.gpus) // size if size and verdict.outcome != "error" and case.data == 1 else 1
+    size = case.world
+    copies, left = _copies(case) if verdict.outcome != "error" else (1, ())
+    notes = [*_notes(case, given), *_other_ways(case, given, verdict)]
+    if left:
+        notes.append(f"GPUs {', '.join(map(str, left))} stay idle: a copy of this launch does not start on them")
     return Plan(
         outcome=verdict.outcome,
         args=dict(case.args),
-        choices=tuple(choices),
+        choices=choices,
         kept=tuple(given.args),
         tensor=case.tensor,
         pipeline=case.pipeline,
         replicas=max(1, copies),
-        notes=tuple(_notes(case)),
+        notes=tuple(notes),
         verdict=replace(verdict, findings=_without_idle(verdict, copies * size == len(case.gpus))),
     )
+
+
+def _with(case: Case, changes: Mapping[str, Any]) -> Case:
+    """The case with these arguments besides its own; a switch that was written without a value stays."""
+    return replace(case, args={**case.args, **changes})
+
+
+# Errors that no other sizes would mend.
+WHATEVER_THE_SIZES = {
+    "removed_flag",
+    "unknown_flag",
+    "flag_value",
+    "utilization_range",
+    "uneven_hosts",
+    "fp16_model",
+    "unsupported_quant",
+    "quant_plugin",
+    "quant_mismatch",
+    "max_len_above_config",
+    "batch_below_length",
+    "batch_below_seqs",
+}
+
+
+def _chosen(given: Case) -> Tuple[Case, Tuple[Choice, ...], Verdict]:
+    """The launch with the first sizes that are not refused; where all are, with those that were wanted most."""
+    first = None
+    too_heavy: List[Tuple[int, int]] = []
+    for tensor, pipeline in _ranked(given):
+        if any(tensor <= t and pipeline <= p for t, p in too_heavy):
+            continue
+        tried = _filled(given, tensor, pipeline)
+        if tried[2].outcome != "error":
+            return tried
+        first = first or tried
+        wrong = {finding.rule for finding in tried[2].findings if finding.severity == "error"}
+        if wrong & WHATEVER_THE_SIZES:
+            break
+        if "weights_fit" in wrong and tensor * pipeline > 1:
+            too_heavy.append((tensor, pipeline))
+    return first or _filled(given, given.tensor, given.pipeline)
+
+
+def _filled(given: Case, tensor: int, pipeline: int) -> Tuple[Case, Tuple[Choice, ...], Verdict]:
+    """The launch with these sizes and everything else that it leaves open."""
+    sizes = list(_sizes(given, tensor, pipeline))
+    sized = _with(given, {choice.flag: choice.value for choice in sizes})
+    tried = _rest(sized, sizes, (_dtype, _share, _length, _batch))
+    if tried[2].outcome == "error" and any(c.flag == "gpu-memory-utilization" for c in tried[1]):
+        # A smaller share is a precaution; it must not refuse what starts without it.
+        again = _rest(sized, sizes, (_dtype, _length, _batch))
+        tried = again if again[2].outcome != "error" else tried
+    return tried
+
+
+def _rest(case: Case, sizes: Sequence[Choice], steps: Sequence[Any]) -> Tuple[Case, Tuple[Choice, ...], Verdict]:
+    choices: List[Choice] = []
+
+    def take(step: Any) -> None:
+        nonlocal case
+        for choice in step(case):
+            choices.append(choice)
+            case = _with(case, {choice.flag: choice.value})
+
+    for step in steps:
+        take(step)
+    # Fewer requests at once leave more for the length.
+    take(_length)
+    verdict = _judged(case)
+    if verdict.outcome != "error" and "max-model-len" not in case.args:
+        take(_own_length)
+        verdict = _judged(case)
+    found = [c for c in choices if c.flag == "dtype"] + list(sizes) + [c for c in choices if c.flag != "dtype"]
+    return case, tuple(found), verdict
+
+
+def _copies(case: Case) -> Tuple[int, Tuple[int, ...]]:
+    """How many copies of the launch the GPUs hold, and the GPUs on which one would be refused. Each is judged."""
+    if case.data > 1 or case.nodes > 1 or not case.world or case.per_node < case.world:
+        return 1, ()
+    size, right = case.world, {case.gpus[: case.world]: True}
+    left: List[int] = []
+    for start in range(size, len(case.gpus) - size + 1, size):
+        own = case.gpus[start : start + size]
+        if own not in right:
+            right[own] = _judged(replace(case, gpus=own, links={}, estimates={})).outcome != "error"
+        if not right[own]:
+            left.extend(range(start, start + size))
+    return len(case.gpus) // size - len(left) // size, tuple(left)
 
 
 def _without_idle(verdict: Verdict, full: bool) -> Tuple[Remark, ...]:
@@ -184,13 +292,16 @@ def _share(case: Case) -> Iterator[Choice]:
         return
     default = case.defaults["gpu-memory-utilization"]
     share, why = default, f"vLLM {case.version}'s own share"
-    free = [gpu for gpu in case.gpus if gpu.free_gib is not None and gpu.free_gib < gpu.gib * share]
+    # By the fullest of all GPUs, so that one share is right for every copy; by those of this one where that is too little.
+    free = _free_share(case, case.gpus, default)
+    if free and (free[0] < LEAST_SHARE or _judged(_with(case, {"gpu-memory-utilization": free[0]})).outcome == "error"):
+        free = _free_share(case, case.used, default)
+        if free and free[0] < LEAST_SHARE:
+            return
     if free:
-        tight = min(free, key=lambda gpu: (gpu.free_gib or 0) / gpu.gib)
-        share = max(0.05, math.floor(100 * (tight.free_gib or 0) / tight.gib) / 100 - 0.01)
-        why = f"only {tight.free_gib:.2f} of {tight.gib:.2f} GiB are free on {tight.name}"
+        share, why = free
     else:
-        found = memory_of(case).estimate
+        found = _memory(case).estimate
         gib = min(gpu.gib for gpu in case.gpus)
         if found is not None and found.outside_gib > gib * (1 - share):
             share = max(0.5, math.floor(100 * (1 - found.outside_gib / gib)) / 100)
@@ -198,6 +309,17 @@ def _share(case: Case) -> Iterator[Choice]:
     left = min(gpu.gib for gpu in case.gpus) * (1 - share)
     reason = f"{why}; it leaves {left:.2f} GiB a GPU as head room for CUDA and communication buffers"
     yield Choice("gpu-memory-utilization", round(share, 2), reason)
+
+
+def _free_share(case: Case, gpus: Sequence[Gpu], default: float) -> Optional[Tuple[float, str]]:
+    """The share that the fullest of these GPUs has free, and why; None where all have the default share free."""
+    free = [(gpu.free_gib / gpu.gib, gpu.free_gib, gpu) for gpu in gpus if gpu.free_gib is not None]
+    if not free:
+        return None
+    part, gib, gpu = min(free, key=lambda item: item[0])
+    if part >= default:
+        return None
+    return math.floor(100 * part) / 100 - 0.01, f"only {gib:.2f} of {gpu.gib:.2f} GiB are free on {gpu.name}"
 
 
 # --- Sizes ---
@@ -213,59 +335,129 @@ def links_of(case: Case) -> str:
     return next((gpu.nvlink for gpu in case.gpus if gpu.nvlink), "unknown")
 
 
-def _sizes(case: Case) -> Iterator[Choice]:
-    asked_t, asked_p = "tensor-parallel-size" in case.args, "pipeline-parallel-size" in case.args
+def _others(case: Case) -> int:
+    """Processes besides tensor and pipeline parallelism: the product of the sizes that are never chosen."""
+    return case.data * case.whole("prefill-context-parallel-size")
+
+
+def _limit(case: Case) -> int:
+    """The widest tensor parallelism that does not leave what NVLink joins; a pair where there is no NVLink."""
+    return min(2 if links_of(case) in ("none", "pairs") else case.per_node, case.per_node)
+
+
+def _asked(case: Case) -> Tuple[bool, bool]:
+    return "tensor-parallel-size" in case.args, "pipeline-parallel-size" in case.args
+
+
+def _sizes(case: Case, tensor: int, pipeline: int) -> Iterator[Choice]:
+    asked_t, asked_p = _asked(case)
     if asked_t and asked_p:
         return
-    tensor, pipeline, why_t, why_p = _best(case)
+    why_t, why_p = _reasons(case, tensor, pipeline)
     if not asked_t:
         yield Choice("tensor-parallel-size", tensor, why_t)
     if not asked_p:
         yield Choice("pipeline-parallel-size", pipeline, why_p)
 
 
-def _best(case: Case) -> Tuple[int, int, str, str]:
-    """The sizes, and why. Tensor parallelism stays inside a host, and inside what NVLink joins."""
-    links = links_of(case)
-    limit = {"none": 2, "pairs": 2}.get(links, case.per_node)
-    if any(gpu.mig for gpu in case.gpus):
-        return 1, 1, "MIG instances cannot be joined", "MIG instances cannot be joined"
-    if "tensor-parallel-size" in case.args:
-        tensors = [case.tensor]
+def _ranked(case: Case) -> Iterator[Tuple[int, int]]:
+    """Tensor and pipeline sizes that the GPUs allow, the most wanted first. Given sizes stay.
+
+    All of them spread evenly over the hosts. Where several hosts are one replica, or a size was given, all GPUs are wanted;
+    otherwise as few as serve the model well, since the rest can be replicas.
+    """
+    asked_t, asked_p = _asked(case)
+    each, others = case.per_node, _others(case)
+    total = each * case.nodes
+    if case.nodes == 1 and any(gpu.mig for gpu in case.gpus):
+        yield case.tensor, case.pipeline  # MIG instances cannot be joined
+        return
+    if (asked_t and asked_p) or not total:
+        yield case.tensor, case.pipeline
+        return
+    tensors = [case.tensor] if asked_t else launch_rules.divisors(case, total // others)
+    sizes = _spread(case, tensors, case.layers or total)
+    if not sizes and case.nodes > 1:
+        # Neither heads nor layers can be spread over the hosts: refused for that, rather than started on one of them.
+        anyway = _spread(case, [case.tensor] if asked_t else range(1, total // others + 1), total)
+        sizes = sorted(anyway, key=lambda size: _filling(case, *size))[:1]
+    if case.nodes > 1 or asked_t or asked_p or others > 1:
+        yield from sorted(sizes, key=lambda size: _filling(case, *size))
     else:
-        tensors = [t for t in launch_rules.divisors(case, min(limit, case.per_node)) if case.per_node % t == 0] or [1]
-    hosts = [p for p in range(1, case.nodes + 1) if case.nodes % p == 0]
-    stages = [case.pipeline] if "pipeline-parallel-size" in case.args else hosts
-    largest = max(tensors)
-    if links in ("none", "pairs") and "pipeline-parallel-size" not in case.args:
-        inner = case.per_node // largest
-        stages = sorted({p * q for p in hosts for q in range(1, inner + 1) if inner % q == 0})
-    stages = [p for p in stages if not case.layers or p <= case.layers] or [1]
-    order = [(t, p) for p in stages for t in sorted(tensors, reverse=links in ("all", "unknown"))]
-    order.sort(key=lambda size: size[1])
-    fitting = [(t, p, _concurrency(case, t, p)) for t, p in order]
-    comfortable = [(t, p, c) for t, p, c in fitting if c is None or c >= COMFORT]
-    usable = [(t, p, c) for t, p, c in fitting if c is None or c >= 1]
-    some = comfortable or usable
+        yield from _sparing(case, sizes)
+
+
+def _spread(case: Case, tensors: Sequence[int], stages: int) -> List[Tuple[int, int]]:
+    """Every pair of these tensor sizes and at most so many stages that takes as many GPUs of each host."""
+    total, asked_p = case.per_node * case.nodes, _asked(case)[1]
+    sizes = []
+    for tensor in tensors:
+        base = tensor * _others(case)
+        for pipeline in [case.pipeline] if asked_p else range(1, min(total // base, stages) + 1):
+            if base * pipeline <= total and base * pipeline % case.nodes == 0:
+                sizes.append((tensor, pipeline))
+    return sizes
+
+
+def _filling(case: Case, tensor: int, pipeline: int) -> Tuple[Any, ...]:
+    """The order of sizes where all GPUs are wanted: the smallest first."""
+    total, world = case.per_node * case.nodes, tensor * pipeline * _others(case)
+    # Stages, or copies of data parallelism, lie on one host each; tensor parallelism does not leave it.
+    spread = (pipeline * case.data) % case.nodes == 0 and tensor <= case.per_node
+    return (not spread, total % world != 0, -world, tensor > _limit(case), pipeline)
+
+
+def _sparing(case: Case, sizes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, int]]:
+    """The order of sizes of one host where GPUs that are left over can be replicas."""
+    links, limit, each = links_of(case), _limit(case), case.per_node
+    joined = links in ("all", "unknown")
+    narrow = [t for t, _p in sizes if t <= limit and each % t == 0]
+    largest = max(narrow or [1])
+    usual = [
+        (t, p)
+        for t, p in sizes
+        if t <= limit and each % (t * p) == 0 and (p == 1 or (not joined and p * largest <= each))
+    ]
+    scores = {size: _score(case, *size) for size in sizes}
+    comfortable = [size for size in usual if scores[size] >= COMFORT]
+    usable = [size for size in usual if scores[size] >= 1]
+    best: List[Tuple[int, int]] = []
     # Of what is comfortable, the fewest stages; of those, the widest that still has enough to read, or without NVLink the
-    # narrowest. Where nothing is comfortable, all GPUs there are.
+    # narrowest. Where nothing is comfortable, what holds most requests.
     if comfortable:
-        fewest = min(p for _t, p, _c in some)
-        same = [t for t, p, _c in some if p == fewest]
+        fewest = min(p for _t, p in comfortable)
+        same = [t for t, p in comfortable if p == fewest]
         wide = [t for t in same if _weights_gib(case, t, fewest) >= LEAST_WEIGHTS_GIB]
-        tensor = (max(wide) if wide else min(same)) if links in ("all", "unknown") else min(same)
-        pipeline = fewest
+        best = [((max(wide) if wide else min(same)) if joined else min(same), fewest)]
     elif usable:
-        tensor, pipeline, _c = max(usable, key=lambda size: (size[2] or 0, -size[1]))
-    else:
-        tensor, pipeline = largest, max(stages)
-    return (tensor, pipeline, *_reasons(case, tensor, pipeline, links=links, limit=limit))
+        best = [max(usable, key=lambda size: (scores[size], -size[1]))]
+    yield from best
+
+    # Where that is refused, or nothing is usable: stages inside the host, too, and as many GPUs as there are.
+    def order(size: Tuple[int, int]) -> Tuple[Any, ...]:
+        tensor, pipeline = size
+        return (each % (tensor * pipeline) != 0, tensor > limit, scores[size] < 1, -tensor * pipeline, pipeline)
+
+    yield from sorted((size for size in sizes if size not in best), key=order)
+
+
+def _score(case: Case, tensor: int, pipeline: int) -> float:
+    """Requests of the longest length at once, or the like where it cannot be told: by the bare weights, then by GPUs."""
+    found = _concurrency(case, tensor, pipeline)
+    if found is not None:
+        return found
+    if case.weights_bytes is None:
+        return COMFORT if tensor * pipeline == case.per_node else 1.0
+    sized = _with(case, {"tensor-parallel-size": tensor, "pipeline-parallel-size": pipeline})
+    each = (case.weights_bytes - launch_memory.offloaded_bytes(sized)) / 2**30 / (tensor * pipeline)
+    part = each / (sized.smallest.gib * sized.utilization)
+    return float(COMFORT) if part <= BARE_COMFORT else (1.0 if part <= BARE_MOST else 0.0)
 
 
 def _concurrency(case: Case, tensor: int, pipeline: int) -> Optional[float]:
     """Requests of the longest length at once; None where memory cannot be told, 0 where the launch does not fit."""
-    sized = with_args(case, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    found = memory_of(sized).estimate
+    sized = _with(case, {"tensor-parallel-size": tensor, "pipeline-parallel-size": pipeline})
+    found = _memory(sized).estimate
     if found is None:
         return None
     if launch_memory.left_gib(found) < launch_memory.shortage_gib(sized, found) - launch_memory.DOUBT_GIB:
@@ -277,39 +469,68 @@ def _weights_gib(case: Case, tensor: int, pipeline: int) -> float:
     return (case.weights_bytes or 0) / 2**30 / (tensor * pipeline)
 
 
-def _reasons(case: Case, tensor: int, pipeline: int, *, links: str, limit: int) -> Tuple[str, str]:
-    each = (
-        f"{_weights_gib(case, tensor, pipeline):.2f} GiB of weights a GPU" if case.weights_bytes else "weights unknown"
-    )
+def _reasons(case: Case, tensor: int, pipeline: int) -> Tuple[str, str]:
+    if case.nodes == 1 and any(gpu.mig for gpu in case.gpus):
+        return "MIG instances cannot be joined", "MIG instances cannot be joined"
+    links, limit, each = links_of(case), _limit(case), case.per_node
     joined = {
         "all": "NVLink joins them",
         "pairs": "NVLink joins pairs only",
         "none": "there is no NVLink between them",
         "unknown": "how they are joined is not known",
     }[links]
-    why = f"{tensor} of the {case.per_node} GPUs of a host, {each}; {joined}"
-    widest = max(launch_rules.divisors(case, min(limit, case.per_node)) or [1])
-    refused = next(iter(_why_not(case, case.per_node)), "") if tensor < min(limit, case.per_node) else ""
-    if refused and tensor == widest:
-        why += f"; not {case.per_node}: {refused}"
-    elif tensor < widest and _weights_gib(case, 2 * tensor, pipeline) < LEAST_WEIGHTS_GIB and case.weights_bytes:
-        why += (
-            f"; with less than {LEAST_WEIGHTS_GIB} GiB a GPU to read, all-reduces cost more than dividing saves: further GPUs "
-            "serve better as replicas"
-        )
-    elif tensor < min(limit, case.per_node):
-        why += "; the model fits, and further GPUs serve better as replicas than divided further"
-    elif limit < case.per_node and tensor == limit:
+    return (
+        _why_tensor(case, tensor, pipeline, limit=limit, joined=joined),
+        _why_pipeline(case, tensor, pipeline, joined=joined if each > 1 else "which has one GPU"),
+    )
+
+
+def _why_tensor(case: Case, tensor: int, pipeline: int, *, limit: int, joined: str) -> str:
+    each = case.per_node
+    read = (
+        f"{_weights_gib(case, tensor, pipeline):.2f} GiB of weights a GPU" if case.weights_bytes else "weights unknown"
+    )
+    if tensor > each:
+        return f"{tensor} GPUs over {case.nodes} hosts of {each}, {read}: no other size uses all hosts"
+    if each == 1:
+        return f"the one GPU of a host, {read}"
+    why = f"{tensor} of the {each} GPUs of a host, {read}; {joined}"
+    asked_p = _asked(case)[1]
+    top = min(limit, max(1, each * case.nodes // (_others(case) * (case.pipeline if asked_p else 1))))
+    refused = next(iter(_why_not(case, top)), "") if tensor < top else ""
+    concurrency = _concurrency(case, tensor, pipeline)
+    spare = case.nodes == 1 and not asked_p and _others(case) == 1 and pipeline == 1
+    if refused and tensor == max(launch_rules.divisors(case, top) or [1]):
+        why += f"; not {top}: {refused}"
+    elif tensor < top and spare and concurrency is not None and concurrency >= 1:
+        if case.weights_bytes and _weights_gib(case, 2 * tensor, pipeline) < LEAST_WEIGHTS_GIB:
+            why += (
+                f"; with less than {LEAST_WEIGHTS_GIB} GiB a GPU to read, all-reduces cost more than dividing saves: further "
+                "GPUs serve better as replicas"
+            )
+        else:
+            why += "; the model fits, and further GPUs serve better as replicas than divided further"
+    elif limit < each and tensor == limit:
         why += "; beyond a pair, stages of a pipeline send less than tensor parallelism does"
+    return why
+
+
+def _why_pipeline(case: Case, tensor: int, pipeline: int, *, joined: str) -> str:
     if pipeline == 1:
-        stages = "one stage: the model fits into one host" if case.nodes > 1 else "one stage: one host"
-    elif case.nodes > 1 and pipeline % case.nodes == 0:
-        stages = (
-            f"{pipeline} stages over {case.nodes} hosts: between hosts one hidden state a token instead of all-reduces"
+        if case.nodes == 1:
+            return "one stage: one host"
+        return (
+            "one stage: "
+            + ("copies of data parallelism" if case.data > 1 else "tensor parallelism")
+            + " over the hosts"
         )
-    else:
-        stages = f"{pipeline} stages inside the host, {joined}"
-    return why, stages
+    if case.nodes > 1 and pipeline % case.nodes == 0:
+        more = f", {pipeline // case.nodes} on each" if pipeline > case.nodes else ""
+        return f"{pipeline} stages over {case.nodes} hosts{more}: between hosts one hidden state a token instead of all-reduces"
+    why = f"{pipeline} stages inside the host, {joined}"
+    if _asked(case)[0]:
+        why += f": the rest of its {case.per_node} GPUs, with --tensor-parallel-size {tensor} as given"
+    return why
 
 
 def _why_not(case: Case, tensor: int) -> Iterator[str]:
@@ -324,11 +545,10 @@ def _why_not(case: Case, tensor: int) -> Iterator[str]:
 
 def _length(case: Case) -> Iterator[Choice]:
     """Never left to the model's own length: written down, and shorter where that would not fit twice."""
-    asked = size_of(case.args["max-model-len"]) if "max-model-len" in case.args else None
     own, field_name = max_length(case)
-    if asked is not None or not own:
+    if "max-model-len" in case.args or not own:
         return
-    memory = memory_of(case)
+    memory = _memory(case)
     found = memory.estimate
     if found is None or found.request_gib <= 0:
         yield Choice("max-model-len", own, f"the model's own ({field_name}); memory cannot be told")
@@ -348,23 +568,34 @@ def _length(case: Case) -> Iterator[Choice]:
     yield Choice("max-model-len", longest, reason)
 
 
+def _own_length(case: Case) -> Iterator[Choice]:
+    """The model's own, for a launch that starts by all that is known although two requests of no length were found to fit."""
+    own, field_name = max_length(case)
+    if own:
+        yield Choice("max-model-len", own, f"the model's own ({field_name}); whether two requests fit at once is open")
+
+
 def _batch(case: Case) -> Iterator[Choice]:
     if "max-num-seqs" in case.args:
         return
-    default = case.defaults["max-num-seqs"]
-    found = memory_of(case).estimate
+    default, whose = case.defaults["max-num-seqs"], f"vLLM {case.version}'s own"
+    tokens = size_of(case.args.get("max-num-batched-tokens", ""))
+    if tokens and 0 < tokens < default:
+        # It takes the lesser itself where both are left to it (engine/arg_utils.py), and refuses what is written.
+        default, whose = tokens, f"as many as --max-num-batched-tokens {tokens}, since each needs a token a step"
+    found = _memory(case).estimate
     if found is None or found.kv_tokens <= 0:
         return
     most = max(1, found.kv_tokens // TOKENS_A_REQUEST)
     if most < default:
         value = max(1, most // 8 * 8 or most)
         reason = (
-            f"the KV cache holds {found.kv_tokens} tokens; with vLLM's own {default} requests at once each would have less "
+            f"the KV cache holds {found.kv_tokens} tokens; with {default} requests at once each would have less "
             f"than {TOKENS_A_REQUEST}, and they would preempt each other"
         )
         yield Choice("max-num-seqs", value, reason)
     else:
-        yield Choice("max-num-seqs", default, f"vLLM {case.version}'s own; the KV cache holds {found.kv_tokens} tokens")
+        yield Choice("max-num-seqs", default, f"{whose}; the KV cache holds {found.kv_tokens} tokens")
 
 
 # --- What else is worth saying ---
@@ -400,7 +631,7 @@ def _would_fit(case: Case, given: Case) -> Iterator[Remark]:
 
 
 def _fitting_length(case: Case) -> int:
-    memory = memory_of(case)
+    memory = _memory(case)
     found = memory.estimate
     if found is None or launch_memory.left_gib(found) <= launch_memory.shortage_gib(case, found):
         return 0
@@ -410,15 +641,32 @@ def _fitting_length(case: Case) -> int:
     return launch_memory.longest_length(case, memory, room)
 
 
-def _notes(case: Case) -> Sequence[str]:
+def _other_ways(case: Case, given: Case, verdict: Verdict) -> Iterator[str]:
+    """Replicas instead of one launch over everything, where that would do."""
+    if case.nodes > 1:
+        host = replace(given, gpus=given.gpus[: given.per_node], nodes=1, estimates={})
+        alone = _chosen(host) if host.gpus else None
+        if alone is not None and alone[2].outcome == "ok" and alone[0].world <= given.per_node:
+            copies = case.nodes * _copies(alone[0])[0]
+            yield f"one host suffices: hosts_per_replica 1 gives {copies} replicas"
+        return
+    apart = case.per_node // case.tensor
+    if verdict.outcome == "error" or case.pipeline == 1 or _asked(given) != (True, False) or _others(case) > 1:
+        return
+    concurrency = _concurrency(case, case.tensor, 1)
+    if concurrency is not None and concurrency >= COMFORT:
+        yield f"without stages {apart} replicas of --tensor-parallel-size {case.tensor} fit: replicas_per_host {apart}"
+
+
+def _notes(case: Case, given: Case) -> Sequence[str]:
     """Settings of NCCL and the network that go with the sizes."""
     notes = []
-    if case.nodes > 1 and case.world > case.per_node:
+    if case.nodes > 1:
         notes.append(
             "VLLM_HOST_IP and NCCL_SOCKET_IFNAME==INTERFACE on each host, GLOO_SOCKET_IFNAME the same: several networks"
         )
         notes.append("NCCL takes ports of net.ipv4.ip_local_port_range: open it between the hosts")
-    alone = _concurrency(case, 1, 1)
+    alone = _concurrency(case, 1, 1) if case.nodes == 1 and not any(_asked(given)) and _others(case) == 1 else None
     if case.tensor > 1 and case.pipeline == 1 and alone is not None and alone >= COMFORT:
         notes.append(
             f"for throughput rather than a short answer time: {case.per_node} replicas of --tensor-parallel-size 1 a host fit, too"

@@ -19,6 +19,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
     launch_rules,
 )
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+from hypothesis import HealthCheck, given, settings, strategies
 from launches import (
     AWQ,
     BERT,
@@ -854,3 +855,245 @@ def test_what_is_chosen_is_judged_right():
             plan = choose(LLAMA_8B, 14.96, gpus, version)
             again = {**launch(LLAMA_8B, 14.96, gpus, version), "args": plan.args}
             assert judge(again).outcome == plan.outcome != "error", (version, gpus, plan.as_dict())
+
+
+# --- Choosing: sizes that are given, several hosts, what fits nowhere else ------------------------------------------
+
+H100S = "8 x H100 80GB HBM3"
+QWEN_7_HEADS = launches.model("Qwen2ForCausalLM", "qwen2", "896 4864 7 7 28 152064 32768")
+LLAMA_28_HEADS = launches.model("LlamaForCausalLM", "llama", "7168 28672 28 4 80 128256 131072")
+STRANGE = {"architectures": ["StrangeForCausalLM"], "model_type": "strange", "num_attention_heads": 64}
+
+
+def sizes(plan):
+    return plan.tensor, plan.pipeline
+
+
+def rules(plan):
+    return {finding.rule for finding in plan.verdict.findings}
+
+
+@pytest.mark.parametrize(("data_size", "expected"), [(2, (4, 1)), (4, (2, 1)), (8, (1, 1))])
+def test_data_parallelism_takes_its_share_of_the_gpus(data_size, expected):
+    plan = choose(LLAMA_8B, 14.96, H100S, args={"data-parallel-size": data_size})
+    assert (plan.outcome, sizes(plan), plan.replicas) == ("ok", expected, 1)
+
+
+def test_prefill_context_parallelism_takes_its_share_of_the_gpus():
+    assert sizes(choose(LLAMA_8B, 14.96, H100S, args={"prefill-context-parallel-size": 2})) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "args", "expected"),
+    [
+        ("16 x H100 80GB HBM3", 2, {"tensor-parallel-size": 8}, (8, 2)),
+        ("16 x H100 80GB HBM3", 2, {"tensor-parallel-size": 4}, (4, 4)),
+        (H100S, 1, {"tensor-parallel-size": 4}, (4, 2)),
+        (H100S, 1, {"tensor-parallel-size": 2, "data-parallel-size": 2}, (2, 2)),
+        (H100S, 1, {"pipeline-parallel-size": 2}, (4, 2)),
+        ("16 x H100 80GB HBM3", 2, {"pipeline-parallel-size": 2}, (8, 2)),
+        ("16 x H100 80GB HBM3", 2, {"pipeline-parallel-size": 1}, (16, 1)),
+        ("16 x H100 80GB HBM3", 2, {"data-parallel-size": 2}, (8, 1)),
+    ],
+)
+def test_the_size_that_is_left_open_follows_from_the_one_that_is_given(gpus, nodes, args, expected):
+    plan = choose(LLAMA_8B, 14.96, gpus, nodes=nodes, args=args)
+    assert (plan.outcome in ("ok", "warn"), sizes(plan)) == (True, expected)
+    assert "gpus_idle" not in rules(plan)
+
+
+def test_stages_beside_a_given_tensor_size_could_be_replicas():
+    plan = choose(LLAMA_8B, 14.96, H100S, args={"tensor-parallel-size": 4})
+    assert any("replicas_per_host 2" in note for note in plan.notes)
+    assert not any("replicas_per_host" in note for note in choose(LLAMA_8B, 14.96, H100S).notes)
+
+
+def test_both_hosts_are_used_though_one_suffices():
+    plan = choose(LLAMA_8B, 14.96, "16 x H100 80GB HBM3", nodes=2)
+    assert (plan.outcome, sizes(plan), plan.replicas) == ("ok", (8, 2), 1)
+    assert any("hosts_per_replica 1 gives 2 replicas" in note for note in plan.notes)
+    small = choose(launches.QWEN_05B, 0.92, "16 x H100 80GB HBM3", nodes=2)
+    assert any("hosts_per_replica 1 gives 16 replicas" in note for note in small.notes)
+
+
+def test_one_host_does_not_suffice_for_405b():
+    plan = choose(quantized(LLAMA_405B, {"quant_method": "fp8"}), 600.0, "16 x H100 80GB HBM3", nodes=2)
+    assert not any("suffices" in note for note in plan.notes)
+
+
+def test_heads_that_leave_a_part_of_each_host_to_stages():
+    plan = choose(QWEN_7B, 14.19, "16 x H100 80GB HBM3", nodes=2)
+    assert (plan.outcome, sizes(plan)) == ("ok", (4, 4))
+    assert "2 on each" in reason(plan, "pipeline-parallel-size")
+
+
+def test_gpus_that_the_heads_leave_idle_on_several_hosts_are_said():
+    three_layers = launches.model("LlamaForCausalLM", "llama", "4096 14336 32 8 3 128256 131072")
+    plan = choose(three_layers, 4.0, "6 x H100 80GB HBM3", nodes=2)
+    assert (plan.outcome, sizes(plan)) == ("ok", (1, 2))
+    assert "gpus_idle" in rules(plan)
+
+
+def test_what_cannot_be_spread_over_the_hosts_is_refused_and_one_host_suffices():
+    plan = choose(SMOL_135M, 0.25, "4 x L4", nodes=2, args={"pipeline-parallel-size": 1})
+    assert (plan.outcome, "heads_tp" in rules(plan)) == ("error", True)
+    one_head = launches.model("LlamaForCausalLM", "llama", "128 256 1 1 1 32000 2048")
+    plan = choose(one_head, 0.1, "4 x L4", nodes=2)
+    assert (plan.outcome, "pipeline_layers" in rules(plan)) == ("error", True)
+    assert any("hosts_per_replica 1 gives 4 replicas" in note for note in plan.notes)
+
+
+def test_more_hosts_than_gpus_are_refused_at_once():
+    assert choose(LLAMA_8B, 14.96, H100S, nodes=100_000_000_000).outcome == "error"
+
+
+def test_more_stages_than_layers_are_refused_at_once():
+    plan = choose(LLAMA_8B, 14.96, H100S, args={"pipeline-parallel-size": 10**9})
+    assert plan.outcome == "error"
+    assert "pipeline_layers" in rules(plan)
+    assert "stages" in plan.verdict.memory["unknown"]
+
+
+def test_stages_inside_a_host_with_nvlink_where_heads_leave_no_other_way():
+    plan = choose(LLAMA_70B, 131.4, "3 x H100 80GB HBM3")
+    assert (plan.outcome != "error", sizes(plan)) == (True, (1, 3))
+    plan = choose(LLAMA_28_HEADS, 330.0, H100S)
+    assert (plan.outcome != "error", sizes(plan)) == (True, (4, 2))
+
+
+@pytest.mark.parametrize("tokens", [512, "512", "0.512k"])
+def test_no_more_requests_than_tokens_of_a_batch(tokens):
+    plan = choose(LLAMA_8B, 14.96, "H100 80GB HBM3", args={"max-num-batched-tokens": tokens})
+    assert (plan.outcome, plan.args["max-num-seqs"]) == ("ok", 512)
+    assert "512" in reason(plan, "max-num-seqs")
+
+
+def test_copies_are_counted_on_gpus_where_they_start():
+    kinds = [{"name": "H100 80GB HBM3", "memory_gib": 79.18}, {"name": "T4", "memory_gib": 14.6}]
+    plan = launch_plan.choose({**launch(LLAMA_8B, 5.0), "gpus": kinds}, KNOWN)
+    assert (plan.outcome, plan.args["dtype"], plan.replicas) == ("ok", "bfloat16", 1)
+    assert "gpus_idle" in rules(plan)
+    assert any("GPUs 1 stay idle" in note for note in plan.notes)
+
+
+def test_the_dtype_is_that_of_all_gpus_that_are_joined():
+    kinds = [{"name": "A100 80GB", "memory_gib": 79.15}, {"name": "V100 32GB", "memory_gib": 31.74}]
+    args = {"--tensor-parallel-size": 2}
+    plan = launch_plan.choose({**launch(LLAMA_8B, 14.96), "gpus": kinds, "args": args}, KNOWN)
+    assert (plan.outcome, plan.args["dtype"]) == ("warn", "half")
+
+
+def test_an_unknown_model_is_spread_by_its_weights_alone():
+    plan = choose(STRANGE, 100.0, "8 x L40S")
+    assert (plan.outcome, plan.tensor * plan.pipeline) == ("ok", 8)
+    assert not any("the model fits" in choice.reason for choice in plan.choices)
+    assert sizes(choose(STRANGE, 3.0, "H100 80GB HBM3")) == (1, 1)
+
+
+def test_an_unknown_model_is_not_said_to_fit():
+    plan = choose(STRANGE, 20.0, "8 x L40S")
+    assert (plan.outcome, plan.tensor * plan.pipeline) == ("ok", 1)
+    assert not any("fits" in choice.reason or "replicas" in choice.reason for choice in plan.choices)
+
+
+def test_a_refused_model_is_not_said_to_fit():
+    plan = choose(LLAMA_405B, 756.0, H100S)
+    assert (plan.outcome, rules(plan) >= {"weights_fit"}) == ("error", True)
+    assert not any("fits" in choice.reason for choice in plan.choices)
+
+
+def test_the_length_is_chosen_whenever_a_launch_starts():
+    plan = choose(QWEN_7_HEADS, 69.67, "4 x A100 80GB", "0.24.0")
+    assert plan.outcome != "error"
+    assert plan.args["max-model-len"]
+
+
+def test_a_length_that_cannot_be_read_is_kept():
+    plan = choose(LLAMA_8B, 14.96, args={"max-model-len": "long"})
+    assert (plan.outcome, plan.args["max-model-len"]) == ("error", "long")
+
+
+def test_a_switch_without_a_value_is_kept():
+    plan = choose(LLAMA_8B, 14.96, args={"enforce-eager": None})
+    assert plan.args["enforce-eager"] is None
+    assert "eager" in rules(plan)
+
+
+def test_memory_of_an_automatic_length_is_of_the_length_that_fits():
+    memory = judge(launch(LLAMA_8B, 14.96, "L4", args={"max-model-len": "auto"})).memory
+    assert memory["max_model_len"] < 131072
+    assert memory["max_concurrency"] >= 1
+    large = judge(launch(LLAMA_8B, 14.96, "H200", args={"max-model-len": "auto"})).memory
+    assert large["max_model_len"] == 131072
+
+
+@pytest.mark.parametrize("free", [0, 2])
+def test_a_gpu_with_nothing_free_is_refused_with_the_share_of_the_release(free):
+    plan = choose(LLAMA_8B, 14.96, "H200", free_gib=free)
+    assert (plan.outcome, "free_memory" in rules(plan)) == ("error", True)
+    assert "gpu-memory-utilization" not in plan.args
+
+
+def test_a_gpu_that_others_use_does_not_refuse_the_copies_beside_it():
+    raw = launch(launches.QWEN_05B, 0.92, "4 x H100 80GB HBM3")
+    raw["gpus"] = [*raw["gpus"][:3], {**raw["gpus"][3], "free_gib": 0}]
+    plan = launch_plan.choose(raw, KNOWN)
+    assert (plan.outcome, plan.replicas) == ("ok", 3)
+
+
+# What may differ from case to case; sizes are given or left open.
+NUMBERS = strategies.sampled_from([None, None, None, 1, 2, 3, 4, 8])
+SHAPES = strategies.builds(
+    lambda heads, kv, wide, layers: launches.model(
+        "LlamaForCausalLM", "llama", f"{heads * 128} {wide * heads * 128} {heads} {kv} {layers} 32000 32768"
+    ),
+    strategies.sampled_from([1, 2, 6, 7, 12, 14, 28, 32, 40, 64]),
+    strategies.sampled_from([1, 2, 4, 7, 8]),
+    strategies.sampled_from([2, 3]),
+    strategies.integers(2, 80),
+)
+
+
+def spread(nodes, count, fixed):
+    """Every pair of tensor and pipeline sizes that the GPUs allow, given ones kept, all hosts used alike."""
+    tensor, pipeline, copies = fixed
+    for t in [tensor] if tensor else range(1, count + 1):
+        for p in [pipeline] if pipeline else range(1, count + 1):
+            world = t * p * (copies or 1)
+            if world <= count * nodes and world % nodes == 0:
+                yield t, p
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    shape=SHAPES,
+    weights=strategies.sampled_from([1.0, 14.0, 60.0, 130.0, 250.0, 500.0]),
+    gpu=strategies.sampled_from(["H100 80GB HBM3", "L40S", "L4", "H200"]),
+    count=strategies.integers(1, 16),
+    nodes=strategies.integers(1, 2),
+    fixed=strategies.tuples(NUMBERS, NUMBERS, NUMBERS),
+    version=strategies.sampled_from(["0.11.2", "0.26.0", "0.33.0"]),
+)
+def test_what_is_chosen_holds(*, shape, weights, gpu, count, nodes, fixed, version):
+    """count GPUs on each host (on two hosts at most 8)."""
+    count = min(count, 16 // nodes)
+    names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+    args = {name: size for name, size in zip(names, fixed, strict=True) if size}
+    raw = launch(shape, weights, f"{count * nodes} x {gpu}", version, args=args, nodes=nodes)
+    plan = launch_plan.choose(raw, KNOWN)
+    again = launch_plan.judge({**raw, "args": plan.args}, KNOWN)
+    assert again.outcome == plan.outcome
+    assert {name: plan.args[name] for name in args} == args
+    possible = list(spread(nodes, count, fixed))
+    if possible:
+        world = plan.tensor * plan.pipeline * (fixed[2] or 1)
+        assert world <= count * nodes
+        assert world % nodes == 0 or (fixed[0] and fixed[1])
+        assert "world_size" not in rules(plan)
+    if plan.outcome == "error":
+        for tensor, pipeline in possible:
+            chosen = {names[0]: tensor, names[1]: pipeline}
+            other = launch_plan.judge({**raw, "args": {**args, **chosen}}, KNOWN)
+            assert other.outcome == "error", (chosen, plan.as_dict())
+    elif shape["max_position_embeddings"]:
+        assert plan.args["max-model-len"]
