@@ -18,7 +18,7 @@ NVIDIA = "10de"  # vendor id on the PCI bus
 # What `host` may hold, and what stands for it when it is not told.
 HOST: Dict[str, Any] = {
     "system": None,  # debian-12, debian-13, ubuntu-22.04, ubuntu-24.04
-    "kernels": {},  # every kernel that can be booted: {release: {headers: bool, extra: bool or None}}
+    "kernels": {},  # every kernel that can be booted: {release: {headers: bool}}
     "packages": {},  # installed: {name: {version, origin (Origin of the source that offers it, None for none), hold: bool}}
     "available": None,  # after apt-get update: {name: [{version, origin}, ...]}, newest first; None: not looked yet
     "sources": [],  # every enabled one: {file, uri, suite, signed_by or None}
