@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
 
 GIB = 1 << 30
 # Spellings of the command line that are not in the lists of options (vllm/engine/arg_utils.py, add_cli_args).
@@ -110,7 +112,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Gpu:
-    """capability is (9, 0); None where neither the launch nor data/gpus.yml tells it."""
+    """capability is (9, 0); None where neither the launch nor data/gpus.yml tells it. sized is false for a MIG instance whose
+    memory_gib nobody told: gib is the whole card's then, and no judgement of memory may go by it."""
 
     name: str
     gib: float
@@ -118,26 +121,33 @@ class Gpu:
     free_gib: Optional[float]
     mig: bool
     nvlink: Optional[str]  # all | pairs | none
+    index: Optional[int] = None  # as the host's tools number it
+    sized: bool = True
 
 
 def release(version: str) -> Tuple[int, ...]:
     """(0, 26, 0) of 0.26.0, 0.26, v0.26.0+cu130."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", str(version))
+    found = re.match(r"v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?(?!\d)", str(version))
     if not found:
-        raise BadLaunch(f"vllm_version is {version!r}: a release such as 0.26.0 was expected")
+        raise BadLaunch(f"vllm_version is {shown(version)}: a release such as 0.26.0 was expected")
     return tuple(int(part or 0) for part in found.groups())
 
 
 def size_of(value: Any) -> Optional[int]:
-    """16384 of 16384, "16384", 16.384k or 16K; -1 of auto; None of anything else."""
+    """16384 of 16384, "16384", 16.384k or 16K; -1 of auto; None of anything else, as 1.5K or 16.5, which vLLM refuses
+    (human_readable_int in utils/argparse_utils.py: 2**10 takes no decimals)."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
         return value
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmMgGtT]?)", str(value).strip())
-    if found:
-        return int(float(found.group(1)) * SIZES.get(found.group(2), 1))
-    return -1 if str(value).strip() == "auto" else None
+    word = str(value).strip()
+    if re.fullmatch(r"[-+]?\d{1,18}", word):
+        return int(word)
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])", word)
+    if found and ("." not in found.group(1) or found.group(2).islower()):
+        number = found.group(1)
+        return int((float(number) if "." in number else int(number)) * SIZES[found.group(2)])
+    return -1 if word == "auto" else None
 
 
 def capability_of(value: Any) -> Optional[Tuple[int, int]]:
@@ -163,65 +173,219 @@ def _squeezed(name: str) -> str:
     return " " + " ".join(re.sub(r"nvidia|geforce|tesla|-", " ", str(name).lower()).split()) + " "
 
 
+def shown(value: Any) -> str:
+    """A value in a message: cut, and a number by its length where Python would not even print it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    if isinstance(value, (Mapping, list, tuple, set)):
+        return {"dict": "a mapping", "list": "a list"}.get(type(value).__name__, f"a {type(value).__name__}")
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else f"{value} (a {type(value).__name__})"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _number(value: Any, what: str, most: float, zero: bool = False) -> float:
+    """A finite number above 0 (or 0 as well) and at most `most`."""
+    least = "0 or more" if zero else "above 0"
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not (value >= 0 if zero else value > 0)
+        or value > most
+    ):
+        quotes = ", without quotes," if isinstance(value, str) else ""
+        raise BadLaunch(f"{what} is {shown(value)}: a number{quotes} {least} and at most {most:g} was expected")
+    return float(value)
+
+
+def _keys(raw: Mapping[Any, Any], known: Tuple[str, ...], what: str) -> None:
+    for key in raw:
+        if key not in known:
+            near = did_you_mean(key, known) if isinstance(key, str) else ""
+            raise BadLaunch(
+                f"{what} has the key {shown(key)}, which is not known. {near}It may have {', '.join(known)}"
+            )
+
+
+MOST_GIB = 1e6  # a petabyte: a number that a GPU or a model may have at most
+MOST_GPUS = 65536
+# id, confidence and source are remarks of whoever wrote the launch down; nothing is judged by them.
+LAUNCH_KEYS = (
+    "gpus",
+    "nodes",
+    "model_config",
+    "weights_gib",
+    "vllm_version",
+    "args",
+    "links",
+    "id",
+    "confidence",
+    "source",
+)
+GPU_KEYS = ("name", "memory_gib", "compute_capability", "free_gib", "mig", "index")
+NO_MIG = ("", "disabled", "false", "none", "n/a", "[n/a]")
+LINK = re.compile(r"NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC|XGMI|PCIE")
+DEEPEST, LONGEST = 64, 1_000_000  # of nested values, and values in all
+
+
+def _plain(value: Any, what: str, strict: bool) -> None:
+    """Values as YAML and JSON have them, of a sane depth and size. strict: what becomes an argument, so also no date and no
+    number that is not finite; config.json may have Infinity where nothing here looks."""
+    most = 2**63 if strict else 10**40
+    waiting, seen = [(value, what, 0)], 0
+    while waiting:
+        one, where, depth = waiting.pop()
+        seen += 1
+        if depth > DEEPEST or seen > LONGEST:
+            raise BadLaunch(f"{what} is nested too deeply or holds too many values to be read")
+        if isinstance(one, Mapping):
+            for key, inner in one.items():
+                if not isinstance(key, str) and (strict or not isinstance(key, (int, float))):
+                    raise BadLaunch(f"{where} has the key {shown(key)}: a word was expected")
+                waiting.append((inner, f"{where}.{key}"[:80], depth + 1))
+        elif isinstance(one, (list, tuple)):
+            waiting.extend((inner, f"{where}[{at}]"[:80], depth + 1) for at, inner in enumerate(one))
+        elif isinstance(one, float):
+            if strict and not math.isfinite(one):
+                raise BadLaunch(f"{where} is {one}: a finite number was expected")
+        elif isinstance(one, int):
+            if not -most <= one <= most:
+                raise BadLaunch(f"{where} is {shown(one)}: no option or size is that large")
+        elif strict and not (one is None or isinstance(one, str)):
+            raise BadLaunch(f"{where} is {shown(one)}: write it in quotes if it is a word")
+
+
+def _mig(raw: Any, name: str) -> bool:
+    value = raw.get("current") if isinstance(raw, Mapping) else raw
+    if isinstance(value, str):
+        word = value.lower()
+        if word in NO_MIG:
+            return False
+        if word in ("enabled", "true") or re.fullmatch(r"(mig )?\dg\.\d+gb\S*", word):
+            return True
+    elif value is None or isinstance(value, bool):
+        return bool(value)
+    raise BadLaunch(f"GPU {name}: mig is {shown(value)}: true, false, Enabled or Disabled was expected")
+
+
 def _gpu(raw: Mapping[str, Any], gpus: Mapping[str, Any]) -> Gpu:
-    name = str(raw.get("name") or "GPU")
+    _keys(raw, GPU_KEYS, "a GPU")
+    name = raw.get("name")
+    if name is not None and not isinstance(name, str):
+        raise BadLaunch(f"a GPU's name is {shown(name)}: a word was expected")
+    name = name or "GPU"
     entry = known_gpu(name, gpus)
-    gib = raw.get("memory_gib", entry.get("memory_gib"))
-    if not isinstance(gib, (int, float)) or isinstance(gib, bool) or gib <= 0:
-        raise BadLaunch(f"GPU {name}: memory_gib is {gib!r}, a number above 0 was expected")
+    mig = _mig(raw.get("mig"), name) or "MIG" in name.split()
+    told = raw.get("memory_gib")
+    gib = entry.get("memory_gib") if told is None else told
+    capability = raw.get("compute_capability")
+    if capability is None:
+        capability = entry.get("compute_capability")
+    elif isinstance(capability, bool) or not isinstance(capability, (float, str)) or not capability_of(capability):
+        raise BadLaunch(f"GPU {name}: compute_capability is {shown(capability)}: two numbers such as 9.0 were expected")
     free = raw.get("free_gib")
-    mig = raw.get("mig")
-    if isinstance(mig, Mapping):
-        mig = mig.get("current")
     return Gpu(
         name=name,
-        gib=float(gib),
-        capability=capability_of(raw.get("compute_capability", entry.get("compute_capability"))),
-        free_gib=float(free) if isinstance(free, (int, float)) and not isinstance(free, bool) else None,
-        mig=(bool(mig) and str(mig).lower() not in ("disabled", "false", "none", "[n/a]")) or "MIG" in name.split(),
+        gib=_number(gib, f"GPU {name}: memory_gib", MOST_GIB),
+        capability=capability_of(capability),
+        free_gib=None if free is None else _number(free, f"GPU {name}: free_gib", MOST_GIB, zero=True),
+        mig=mig,
         nvlink=entry.get("nvlink"),
+        sized=not mig or told is not None,
     )
 
 
 def _gpus(raw: List[Any], gpus: Mapping[str, Any]) -> Tuple[Gpu, ...]:
     """Equal cards are read once."""
+    if len(raw) > MOST_GPUS:
+        raise BadLaunch(f"gpus has {len(raw)} entries: at most {MOST_GPUS} were expected")
     read: List[Tuple[Any, Gpu]] = []
     found = []
     for one in raw:
         if not isinstance(one, Mapping):
-            raise BadLaunch(f"a GPU is {one!r}: name and memory_gib were expected")
-        same = next((gpu for entry, gpu in read if entry == one), None)
+            raise BadLaunch(f"a GPU is {shown(one)}: name and memory_gib were expected")
+        card = {key: value for key, value in one.items() if key != "index"}
+        same = next((gpu for entry, gpu in read if entry == card), None)
         if same is None:
-            same = _gpu(one, gpus)
-            read.append((one, same))
-        found.append(same)
+            same = _gpu(card, gpus)
+            read.append((card, same))
+        index = one.get("index")
+        if index is not None and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < MOST_GPUS):
+            raise BadLaunch(f"GPU {same.name}: index is {shown(index)}: a whole number, 0 or more, was expected")
+        found.append(same if index is None else replace(same, index=index))
     return tuple(found)
 
 
-def arguments(raw: Mapping[str, Any]) -> Dict[str, Any]:
-    """Long names without dashes, in the spelling of a --config file; a switch's no- form as false."""
+def _links(raw: Any, count: int) -> Mapping[str, str]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise BadLaunch(f'links is {shown(raw)}: a mapping such as {{"0-1": NV18}} was expected')
+    links = {}
+    for pair, link in raw.items():
+        found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", pair) if isinstance(pair, str) else None
+        one, other = sorted(map(int, found.groups())) if found else (0, 0)
+        if not one < other < count:
+            raise BadLaunch(
+                f"links has the pair {shown(pair)}: two places of the {count} GPUs, such as 0-1, were expected"
+            )
+        if not isinstance(link, str) or not LINK.fullmatch(link.upper()):
+            raise BadLaunch(f"links.{pair} is {shown(link)}: NV18, PIX, PXB, PHB, NODE or SYS was expected")
+        links[f"{one}-{other}"] = link
+    return links
+
+
+def arguments(raw: Mapping[str, Any], number: Tuple[int, ...] = (999,)) -> Dict[str, Any]:
+    """Long names without dashes, in the spelling of a --config file; a switch's no- form as false.
+
+    -O3 is --optimization-level 3 (utils/argparse_utils.py), which 0.12.0 is the first release known to have; before, it is
+    the level of --compilation-config. What follows a dot is a field inside of the option, and keeps its spelling.
+    """
     found: Dict[str, Any] = {}
+    level = "optimization-level" if number >= (0, 12, 0) else "compilation-config.level"
     for written, value in raw.items():
-        name = str(written).lstrip("-").replace("_", "-")
-        name = "compilation-config" if re.fullmatch(r"O([0-9]|\..+)?", name) else SHORT.get(name, name)
-        found[name] = value
+        head, dot, inner = written.lstrip("-").partition(".")
+        name = head.replace("_", "-")
+        glued = re.fullmatch(r"O=?(\d)", name)
+        if glued and not dot:
+            found[level] = int(glued.group(1))
+        elif name == "O":
+            found[f"compilation-config{dot}{inner}" if dot else level] = value
+        else:
+            found[SHORT.get(name, name) + dot + inner] = value
     return found
 
 
-def _overridden(config: Mapping[str, Any], override: Any) -> Mapping[str, Any]:
-    """config.json with --hf-overrides on top (nested mappings are merged, ModelConfig)."""
-    if isinstance(override, str):
+def _loaded(value: Any) -> Any:
+    """A value that may be JSON in quotes; as it is where it is none."""
+    if isinstance(value, str):
         try:
-            override = json.loads(override)
-        except ValueError:
-            return config
-    if not isinstance(override, Mapping):
-        return config
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _merged(config: Mapping[str, Any], override: Mapping[str, Any]) -> Dict[str, Any]:
     merged = dict(config)
     for name, value in override.items():
         old = merged.get(name)
-        merged[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _overridden(config: Mapping[str, Any], args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json with --hf-overrides on top, whole or field by field (nested mappings are merged, ModelConfig)."""
+    for name, value in args.items():
+        head, dot, inner = name.partition(".")
+        if head != "hf-overrides":
+            continue
+        override = _loaded(value)
+        _plain(override, f"--{name}", strict=False)
+        for part in reversed(inner.split(".") if dot else ()):
+            override = {part: override}
+        if isinstance(override, Mapping):
+            config = _merged(config, override)
+    return config
 
 
 @dataclass(frozen=True)
@@ -266,7 +430,16 @@ class Case:
 
     @property
     def world(self) -> int:
-        return self.tensor * self.pipeline * self.data * self.whole("prefill-context-parallel-size")
+        return self.tensor * self.pipeline * self.data * self.prefill
+
+    @property
+    def prefill(self) -> int:
+        return self.whole("prefill-context-parallel-size")
+
+    @property
+    def contexts(self) -> int:
+        """GPUs that share the KV cache of one request (decode context parallelism)."""
+        return self.whole("decode-context-parallel-size")
 
     @property
     def used(self) -> Tuple[Gpu, ...]:
@@ -292,6 +465,10 @@ class Case:
         """A switch that was given and is on."""
         value = self.args.get(name, False)
         return value is not False and (value in TRUE if not isinstance(value, (dict, list)) else True)
+
+    def given(self, name: str) -> bool:
+        """An option that was given, whole or by one of its fields (`--speculative-config.method`)."""
+        return any(written.partition(".")[0] == name for written in self.args)
 
     def off(self, name: str) -> bool:
         return self.on(f"no-{name}") or str(self.args.get(name, "")).lower() == "false"
@@ -370,7 +547,8 @@ def defaults_of(case: Case) -> Dict[str, Any]:
     return {
         "gpu-memory-utilization": told["utilization"],
         "max-num-batched-tokens": tokens,
-        "max-num-seqs": min(seqs, tokens),
+        # Left open, it is the lesser of its own and of the batch that was asked for (get_batch_defaults in engine/arg_utils.py).
+        "max-num-seqs": min(seqs, case.whole("max-num-batched-tokens", tokens)),
     }
 
 
@@ -388,6 +566,7 @@ LENGTHS = (
     "max_target_positions",
 )
 # Kinds of rope scaling whose factor is already in max_position_embeddings (_get_and_verify_max_len in config/model.py).
+MOST_ROPE = 1e6
 SCALED = ("su", "longrope", "llama3", "deepseek_yarn", "deepseek_llama_scaling", "mrope", "default")
 
 
@@ -401,18 +580,16 @@ def max_length(case: Case) -> Tuple[Optional[int], str]:
     field_name = min(found, key=lambda n: found[n])
     length = found[field_name]
     rope = case.args.get("rope-scaling") or case.text.get("rope_scaling") or case.text.get("rope_parameters")
-    if isinstance(rope, str):
-        try:
-            rope = json.loads(rope)
-        except ValueError:
-            rope = None
+    rope = _loaded(rope)
     if isinstance(rope, Mapping) and "gemma3" not in str(case.text.get("model_type", "")):
         kind = str(rope.get("rope_type", rope.get("type", "default")))
         factor = rope.get("factor")
         if kind == "yarn" and case.release < (0, 30, 0):
-            length = rope.get("original_max_position_embeddings") or length
+            own = rope.get("original_max_position_embeddings")
+            length = own if _positive(own) else length
         scaled = kind in SCALED or (kind == "yarn" and case.release >= (0, 30, 0))
-        if isinstance(factor, (int, float)) and not scaled:
+        usable = isinstance(factor, (int, float)) and not isinstance(factor, bool) and 0 < factor <= MOST_ROPE
+        if usable and not scaled:
             length = int(length * factor)
             field_name = f"{field_name} x rope factor {factor:g}"
     return int(length), field_name
@@ -443,32 +620,37 @@ def _positive(value: Any) -> bool:
 
 
 def read_case(launch: Mapping[str, Any], known: Known) -> Case:
-    """Raises BadLaunch."""
+    """Raises BadLaunch, for whatever was written: one sentence with the field and its value."""
+    if not isinstance(launch, Mapping):
+        raise BadLaunch(f"the launch is {shown(launch)}: a mapping with {', '.join(LAUNCH_KEYS[:6])} was expected")
+    _keys(launch, LAUNCH_KEYS, "the launch")
     raw = launch.get("gpus")
     if not isinstance(raw, list) or not raw:
-        raise BadLaunch("the launch names no gpus")
+        raise BadLaunch("the launch names no gpus (a list)")
     nodes = launch.get("nodes", 1)
-    if not _positive(nodes):
-        raise BadLaunch(f"nodes is {nodes!r}, a whole number above 0 was expected")
-    config, args = launch.get("model_config"), arguments(launch.get("args") or {})
-    if not isinstance(config, Mapping):
-        raise BadLaunch("the launch has no model_config (the content of config.json)")
-    config = _with_text_type(_overridden(config, args.get("hf-overrides")))
+    if not _positive(nodes) or nodes > len(raw):
+        raise BadLaunch(
+            f"nodes is {shown(nodes)}: a whole number above 0, at most one a GPU ({len(raw)}), was expected"
+        )
+    gpus = _gpus(raw, known.gpus)
+    version = launch.get("vllm_version")
+    if not isinstance(version, str):
+        quotes = ", in quotes (0.10 is the number 0.1 without)" if isinstance(version, (int, float)) else ""
+        raise BadLaunch(f'vllm_version is {shown(version)}: a release such as "0.26.0"{quotes} was expected')
+    number = release(version)
+    args = _args(launch.get("args"), number)
+    config = _config(launch.get("model_config"), args)
     shape, reason = None, ""
     try:
         shape = model_memory.shape(config)
     except model_memory.Unknown as error:
         reason = error.reason
     weights = launch.get("weights_gib")
-    size = int(weights * GIB) if isinstance(weights, (int, float)) and not isinstance(weights, bool) else None
+    size = None if weights is None else int(_number(weights, "weights_gib", MOST_GIB) * GIB)
     if size is None and shape is not None:
-        try:
-            size = model_memory.weights_of_config(shape)
-        except model_memory.Unknown:
-            size = None
-    version = str(launch.get("vllm_version") or "")
+        size = model_memory.weights_of_config(shape)
     return Case(
-        gpus=_gpus(raw, known.gpus),
+        gpus=gpus,
         nodes=nodes,
         config=config,
         text=model_shape.text_of(config),
@@ -476,11 +658,38 @@ def read_case(launch: Mapping[str, Any], known: Known) -> Case:
         shape_reason=reason,
         weights_bytes=size,
         version=version,
-        release=release(version),
+        release=number,
         args=args,
-        links=launch.get("links") or {},
+        links=_links(launch.get("links"), len(gpus)),
         known=known,
     )
+
+
+def _args(raw: Any, number: Tuple[int, ...]) -> Dict[str, Any]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise BadLaunch(
+            f"args is {shown(raw)}: a mapping of options and values, such as --max-model-len: 8192, was expected"
+        )
+    _plain(raw, "args", strict=True)
+    return arguments(raw, number)
+
+
+def _config(config: Any, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(config, Mapping):
+        raise BadLaunch("the launch has no model_config (the content of config.json, a mapping)")
+    _plain(config, "model_config", strict=False)
+    config = _with_text_type(_overridden(config, args))
+    for part in (config, model_shape.text_of(config)):
+        own = part.get("quantization_config")
+        if own is not None and not isinstance(own, Mapping):
+            raise BadLaunch(f"model_config.quantization_config is {shown(own)}: a mapping was expected")
+    try:
+        model_shape.quantization_of(config)
+    except model_memory.Unknown as error:
+        raise BadLaunch(f"model_config: {error.reason}") from error
+    return config
 
 
 def pairs(case: Case) -> List[str]:

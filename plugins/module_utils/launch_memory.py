@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_memory, model_shape
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import GIB, Case, Remark, max_length, size_of
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import dtype_of
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import (
+    dtype_of,
+    fp8_cache_runs,
+    narrowed,
+    on_load,
+)
 
 # The prediction's own doubt. Within it a launch is tight, neither right nor wrong.
 DOUBT_SHARE, DOUBT_GIB = 0.25, 0.3  # of what is fitted, and besides
@@ -34,13 +39,15 @@ LEAST_REQUESTS = 1.5  # of the full length, at once
 
 @dataclass(frozen=True)
 class Memory:
-    """One GPU of a launch, the fullest one. reason says why nothing is known, where estimate is None."""
+    """One GPU of a launch, the fullest one. reason says why nothing is known, where estimate is None; even_weights is false
+    where not even weights divided evenly may be held against the GPU."""
 
     estimate: Optional[model_memory.Estimate]
     length: Optional[int]
     own_length: bool
     reason: str = ""
     total_gib: Optional[float] = None  # the GPU's, as CUDA reports it
+    even_weights: bool = True
 
     def as_dict(self) -> Dict[str, Any]:
         found = self.estimate
@@ -74,6 +81,8 @@ def offloaded_bytes(case: Case) -> int:
         each = float(case.args.get("cpu-offload-gb") or 0)
     except (TypeError, ValueError):
         each = 0.0
+    if not math.isfinite(each):
+        return 0
     return int(min(max(each, 0.0) * GIB * case.tensor * case.pipeline, case.weights_bytes or 0))
 
 
@@ -107,6 +116,36 @@ def kept_shape(case: Case) -> Optional[model_memory.Shape]:
     return replace(shape, kv_layers=layers)
 
 
+# Experts are divided over the copies of data parallelism in 0.26.0 and 0.33.0 (flatten_tp_across_dp_and_pcp in
+# layers/fused_moe/config.py); what older releases do was not read.
+EXPERTS_OVER_COPIES = (0, 26, 0)
+
+
+def _not_judged(case: Case) -> str:
+    """Why memory of this launch may not be told, though the model's shape is; empty where it may."""
+    card = next((gpu for gpu in case.used if not gpu.sized), None)
+    if card is not None:
+        return f"{card.name} is a MIG instance, and memory_gib does not say how large it is"
+    method = on_load(case)
+    if method and (narrowed(case) is None or (narrowed(case) != 1.0 and offloaded_bytes(case))):
+        return (
+            f"--quantization {method} makes the weights smaller while loading, and how much they take is not known here"
+        )
+    experts = bool(case.shape and case.shape.experts) or any(
+        _has_number(case.text, name) for name in model_shape.EXPERTS
+    )
+    if experts and case.data * case.prefill > 1 and (case.shape is None or case.release < EXPERTS_OVER_COPIES):
+        return (
+            f"experts over {case.data * case.prefill} copies: how vLLM {case.version} divides these is not known here"
+        )
+    return ""
+
+
+def _has_number(text: Mapping[str, Any], name: str) -> bool:
+    value = text.get(name)
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def memory_of(case: Case, length: Optional[int] = None) -> Memory:
     """What vLLM will find; for `length` instead of the launch's own max-model-len where it is given."""
     asked = size_of(case.args.get("max-model-len", ""))
@@ -114,6 +153,9 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
     wanted = length or (asked if asked and asked > 0 else own) or 2048
     mine = length is None and not (asked and asked > 0)
     shape = kept_shape(case)
+    reason = _not_judged(case)
+    if reason:
+        return Memory(None, wanted, mine, reason, even_weights=False)
     if shape is None:
         return Memory(None, wanted, mine, case.shape_reason)
     if case.weights_bytes is None:
@@ -130,6 +172,10 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
         "cache_dtype": cache_dtype_of(case),
         "block_size": given["block-size"],
         "enforce_eager": case.on("enforce-eager"),
+        "contexts": case.contexts,
+        "copies": case.data * case.prefill,
+        "whole_experts": case.on("enable-expert-parallel"),
+        "narrowed": narrowed(case) or 1.0,
     }
     weights = case.weights_bytes - offloaded_bytes(case)
     key = (weights, case.smallest.gib, case.tensor, case.pipeline, *settings.values())
@@ -147,6 +193,8 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
             )
         except model_memory.Unknown as error:
             case.estimates[key] = error.reason
+        except (ArithmeticError, ValueError, LookupError) as error:
+            case.estimates[key] = f"the numbers of config.json make no model ({error})"
     found = case.estimates[key]
     if isinstance(found, str):
         return Memory(None, wanted, mine, found)
@@ -183,8 +231,10 @@ def memory_rule(case: Case, memory: Memory) -> Iterator[Remark]:
         yield Remark(
             "memory_unknown", "info", message, "Give weights_gib and a config.json whose architecture is known"
         )
-        yield from _bare_weights(case)
+        if memory.even_weights:
+            yield from _bare_weights(case)
         return
+    yield from _uncounted(case)
     weights = list(_weights(case, found))
     yield from weights
     if not weights:
@@ -192,12 +242,26 @@ def memory_rule(case: Case, memory: Memory) -> Iterator[Remark]:
         yield from _headroom(case, memory, found)
 
 
+def _uncounted(case: Case) -> Iterator[Remark]:
+    """What lies on the GPU besides, and is in no number here."""
+    parts = []
+    settings = case.args.get("speculative-config")
+    text = f"{settings} {case.args.get('speculative-config.method', '')}"
+    if (case.given("speculative-config") or case.given("speculative-model")) and "ngram" not in text:
+        parts.append("the draft model of speculative decoding and its KV cache")
+    if case.on("enable-lora"):
+        parts.append("the LoRA adapters of --enable-lora")
+    if parts:
+        message = f"not counted: {' and '.join(parts)}; the KV cache is smaller than told by as much"
+        yield Remark("memory_uncounted", "info", message, "Leave room for it, and read the KV cache's size in the log")
+
+
 def _free(case: Case) -> Iterator[Remark]:
     if case.args.get("kv-cache-memory-bytes") and case.release < (0, 10, 2):
         return
     short: List[Tuple[float, Any]] = []
     for gpu in case.used:
-        if gpu.free_gib is not None and gpu.free_gib < gpu.gib * case.utilization:
+        if gpu.sized and gpu.free_gib is not None and gpu.free_gib < gpu.gib * case.utilization:
             short.append((gpu.gib * case.utilization - gpu.free_gib, gpu))
     if short:
         missing, gpu = max(short, key=lambda item: item[0])
@@ -224,8 +288,8 @@ def _bare_weights(case: Case) -> Iterator[Remark]:
 
 
 def _too_heavy(case: Case, each: float, share: float, besides: float = 0.0) -> Remark:
-    whole = (case.weights_bytes or 0) / GIB
     parts = case.tensor * case.pipeline
+    whole = each * parts if narrowed(case) != 1.0 else (case.weights_bytes or 0) / GIB
     spread = f"{whole:.2f} GiB of weights" if parts == 1 else f"{whole:.2f} GiB of weights over {parts} GPUs"
     more = f" and {besides:.2f} GiB for activations" if besides else ""
     gpu = case.smallest
@@ -241,9 +305,11 @@ def _more_gpus(case: Case, whole: float, share: float) -> str:
     have = len(case.gpus)
     bits = (case.quantization or {}).get("bits")
     smaller = (
-        "" if case.quantization else f", or a checkpoint in fp8 ({whole / 2:.0f} GiB) or 4 bits ({whole / 3.6:.0f} GiB)"
+        ""
+        if case.quantization or on_load(case)
+        else f", or a checkpoint in fp8 ({whole / 2:.0f} GiB) or 4 bits ({whole / 3.6:.0f} GiB)"
     )
-    if bits and not smaller:
+    if (bits or on_load(case)) and not smaller:
         smaller = ", or a smaller model"
     if need <= have and need > case.tensor * case.pipeline:
         return f"Spread it over {need} or more of the {have} GPUs{smaller}"
@@ -280,7 +346,8 @@ def _kv(case: Case, memory: Memory, found: model_memory.Estimate) -> Iterator[Re
     )
     fix = f"--max-model-len {longest} or less" if longest else "More or larger GPUs"
     if case.args.get("kv-cache-dtype") is None and not (case.quantization or {}).get("kv_cache_dtype"):
-        fix += "; --kv-cache-dtype fp8 halves the KV cache; more tensor or pipeline parallelism divides weights and KV cache"
+        fix += "; --kv-cache-dtype fp8 halves the KV cache" if fp8_cache_runs(case) else ""
+        fix += "; more tensor or pipeline parallelism divides weights and KV cache"
     yield Remark("kv_fit", "error" if wrong else "warning", message, fix)
 
 
@@ -302,6 +369,7 @@ def longest_length(case: Case, memory: Memory, room: float) -> int:
                 cache_dtype_of(case),
                 block_size=size_of(case.args.get("block-size", "")),
                 max_num_batched_tokens=tokens,
+                contexts=case.contexts,
                 version=case.version.lstrip("v"),
             )
         except model_memory.Unknown:
@@ -335,7 +403,8 @@ def _headroom(case: Case, memory: Memory, found: model_memory.Estimate) -> Itera
             f"the KV cache holds {found.kv_tokens} tokens, {found.max_concurrency:.2f} requests of the full length "
             f"{memory.length}: a second one waits or is preempted, and little is left for peaks ({numbers})"
         )
-        yield Remark("headroom", "warning", message, "A shorter --max-model-len, --kv-cache-dtype fp8, or more GPUs")
+        halved = " --kv-cache-dtype fp8," if fp8_cache_runs(case) else ""
+        yield Remark("headroom", "warning", message, f"A shorter --max-model-len,{halved} or more GPUs")
 
 
 def with_args(case: Case, **changes: Any) -> Case:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_weights
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import Case, Remark, release
 
@@ -121,10 +122,59 @@ ONLINE = (
     "neuron_quant",
     "ipex",
 )
+# Of these, what turns every layer's weights into one byte each, layer by layer while loading, so that the unquantized model
+# never lies on the GPU: layers/quantization/fp8.py and online/fp8.py of 0.26.0 and 0.33.0 (uses_meta_device). How much the
+# others take at most is not known here.
+ONLINE_FP8 = ("fp8", "fp8_per_tensor")
+ONLINE_FP8_FROM = (0, 26, 0)
+QUANTIZED_SHARE = 0.8  # of two bytes a parameter: weights below it are not the unquantized ones
 PLUGINS = {
     "bitsandbytes": "bitsandbytes left vLLM with 0.28 and is a plugin package now (vllm-bnb-plugin)",
     "gguf": "GGUF left vLLM with 0.24 and is a plugin package now",
 }
+
+
+def on_load(case: Case) -> str:
+    """The method that quantizes while loading; empty where the checkpoint is loaded as it is."""
+    asked = str(case.args.get("quantization") or "").lower()
+    return asked if asked in ONLINE and case.quantization is None else ""
+
+
+def narrowed(case: Case) -> Optional[float]:
+    """What quantizing on load leaves of the bytes of every layer: 1 without it, or where the size that was told is already
+    the one after it; None where that is not known."""
+    method = on_load(case)
+    if not method:
+        return 1.0
+    if case.shape is None or case.weights_bytes is None:
+        return None
+    if case.weights_bytes < QUANTIZED_SHARE * 2 * model_weights.parameters(case.shape):
+        return 1.0
+    two_bytes = checkpoint_dtype(case) in ("bfloat16", "float16")
+    return 0.5 if method in ONLINE_FP8 and case.release >= ONLINE_FP8_FROM and two_bytes else None
+
+
+def fp8_cache_runs(case: Case) -> bool:
+    """Whether an fp8 KV cache is worth proposing: no attention backend of 0.26.0 takes one below capability 8.0."""
+    return case.capability is None or case.capability >= (8, 0)
+
+
+def cache_dtype_rule(case: Case) -> Iterator[Remark]:
+    """flash_attn.py and flashinfer.py begin at 8.0, triton_attn.py refuses fp8 below 8.9; attention.py for fp8_e5m2. Read
+    from 0.26.0 and 0.33.0; what older releases do is not known here."""
+    asked = str(case.args.get("kv-cache-dtype", "auto")).lower()
+    if case.release < (0, 26, 0) or not asked.startswith("fp8"):
+        return
+    if not fp8_cache_runs(case):
+        old = min((gpu for gpu in case.used if gpu.capability), key=lambda gpu: gpu.capability or (0, 0))
+        message = (
+            f"--kv-cache-dtype {asked} on {old.name} with compute capability {'.'.join(map(str, case.capability or ()))}: "
+            f"no attention backend of vLLM {case.version} takes an fp8 KV cache there"
+        )
+        yield Remark("kv_cache_dtype", "error", message, "Leave --kv-cache-dtype out")
+    if asked == "fp8_e5m2" and case.quantization and case.quantization["method"] == "fp8":
+        message = "--kv-cache-dtype fp8_e5m2 does not go with a checkpoint in fp8, and vLLM refuses it"
+        yield Remark("kv_cache_dtype", "error", message, "--kv-cache-dtype fp8_e4m3")
 
 
 def spans(case: Case, method: str) -> List[Mapping[str, Any]]:

@@ -23,9 +23,11 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_case import 
     max_length,
     pairs,
     release,
+    shown,
     size_of,
 )
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.launch_quantization import (
+    cache_dtype_rule,
     dtype_rule,
     quantization_rule,
     runs,
@@ -103,7 +105,7 @@ def _option(
             own = names[0][bare]
             fault = _value(own, table, value)
             if fault:
-                yield Remark("flag_value", "error", f"--{written} is {value!r}: {fault}", "Correct the value")
+                yield Remark("flag_value", "error", f"--{written} is {shown(value)}: {fault}", "Correct the value")
     elif tables and not gone:
         yield from _strange(case, name, names, exact=exact, bounded=bounded)
 
@@ -160,7 +162,22 @@ def _value(name: str, table: Mapping[str, Any], value: Any) -> Optional[str]:
             return "it wants a number"
     # Methods of quantization have a rule of their own that says more.
     choices = None if name == "quantization" else table.get("choices", {}).get(name)
-    return flag_rules._value_fault(kind, value, choices)
+    try:
+        return flag_rules._value_fault(kind, value, choices)
+    except RecursionError:
+        return "it is nested too deeply to be read"
+
+
+COUNTS = (
+    "tensor-parallel-size",
+    "pipeline-parallel-size",
+    "data-parallel-size",
+    "decode-context-parallel-size",
+    "prefill-context-parallel-size",
+    "max-num-seqs",
+    "max-num-batched-tokens",
+    "block-size",
+)
 
 
 def sizes_rule(case: Case) -> Iterator[Remark]:
@@ -172,14 +189,12 @@ def sizes_rule(case: Case) -> Iterator[Remark]:
         except (TypeError, ValueError):
             right = False
         if not right:
-            message = (
-                f"--gpu-memory-utilization is {share}: a share of the GPU's memory, above 0 and at most 1, was expected"
-            )
+            message = f"--gpu-memory-utilization is {shown(share)}: a share of the GPU's memory, above 0 and at most 1, was expected"
             yield Remark("utilization_range", "error", message, "Write 0.9 for nine tenths")
-    for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "max-num-seqs"):
+    for name in COUNTS:
         value = case.args.get(name)
         if value is not None and (size_of(value) or 0) < 1:
-            yield Remark("flag_value", "error", f"--{name} is {value!r}: a whole number above 0 was expected")
+            yield Remark("flag_value", "error", f"--{name} is {shown(value)}: a whole number above 0 was expected")
 
 
 # --- Dividing the model over GPUs -----------------------------------------------------------------------------------
@@ -195,7 +210,7 @@ def divisors(case: Case, limit: int) -> List[int]:
 
 
 def _sizes_that_go(case: Case) -> str:
-    sizes = divisors(case, max(case.per_node, case.tensor, 1))
+    sizes = divisors(case, len(case.gpus))
     return f"--tensor-parallel-size {' or '.join(map(str, sizes))} goes" if sizes else "No size above 1 goes"
 
 
@@ -318,6 +333,51 @@ def world_rule(case: Case) -> Iterator[Remark]:
         yield Remark("multi_host_backend", "warning", message, "--distributed-executor-backend ray, or a newer release")
 
 
+def contexts_rule(case: Case) -> Iterator[Remark]:
+    """Context parallelism, which takes the GPUs of tensor parallelism (config/parallel.py and config/model.py,
+    verify_with_parallel_config, of 0.26.0 and 0.33.0)."""
+    tensor, shared, prefill = case.tensor, case.contexts, case.prefill
+    if prefill > 1 and case.data > 1 and case.release[:2] == (0, 26):
+        message = (
+            f"--prefill-context-parallel-size {prefill} and --data-parallel-size {case.data}: vLLM {case.version} takes "
+            "only one of them"
+        )
+        yield Remark("context_parallel", "error", message, "Leave one of them out")
+    if shared < 2:
+        return
+    option = f"--decode-context-parallel-size {shared}"
+    if prefill == 1 and tensor % shared:
+        message = f"{option} shares the KV cache among the GPUs of --tensor-parallel-size {tensor}, which is no multiple of it"
+        yield Remark("context_parallel", "error", message, f"A divisor of {tensor}")
+        return
+    if prefill > 1 and shared not in (prefill, tensor * prefill) and case.release >= (0, 26, 0):
+        message = f"{option} with --prefill-context-parallel-size {prefill} and --tensor-parallel-size {tensor}"
+        fix = f"1, {prefill} or {tensor * prefill}"
+        yield Remark("context_parallel", "error", f"{message}: {fix} was expected", fix)
+        return
+    heads, kv_heads = case.heads, case.kv_heads
+    if case.mla or not heads or not kv_heads:
+        return
+    most = tensor // kv_heads
+    if tensor <= kv_heads or shared > most:
+        message = (
+            f"{option} with {kv_heads} KV heads and --tensor-parallel-size {tensor}: at most {max(most, 1)}, as many GPUs "
+            "as hold the same KV head"
+        )
+        yield Remark("context_parallel", "error", message, f"{max(most, 1)} or less, or a larger tensor-parallel size")
+    elif heads // kv_heads % shared:
+        message = f"{option}: each KV head has {heads // kv_heads} query heads, which is no multiple of it"
+        yield Remark("context_parallel", "error", message, f"A divisor of {heads // kv_heads}")
+
+
+def experts_rule(case: Case) -> Iterator[Remark]:
+    """_verify_with_expert_parallelism in config/model.py of 0.26.0 and 0.33.0."""
+    dense = case.shape is not None and not case.shape.experts
+    if dense and case.on("enable-expert-parallel") and case.release >= (0, 26, 0):
+        message = "--enable-expert-parallel for a model without experts, and vLLM refuses it"
+        yield Remark("expert_parallel", "error", message, "Leave it out")
+
+
 def _cross_host(case: Case) -> Remark:
     width = case.shape.hidden if case.shape else case.number(("hidden_size", "n_embd", "d_model"))
     cost = ""
@@ -368,8 +428,10 @@ def links_rule(case: Case) -> Iterator[Remark]:
             ),
         )
         more = f", and {len(slow) - 1} more pairs without NVLink" if len(slow) > 1 else ""
+        numbers = {place: case.gpus[int(place)].index for place in name.split("-")}
+        told = [place if number is None else str(number) for place, number in numbers.items()]
         message = (
-            f"GPUs {name.replace('-', ' and ')} of the tensor-parallel group are joined by {link}{more}: two all-reduces a "
+            f"GPUs {' and '.join(told)} of the tensor-parallel group are joined by {link}{more}: two all-reduces a "
             f"layer go that way; {ALL_REDUCE}"
         )
         fix = "Tensor parallelism within GPUs that NVLink joins, and pipeline parallelism across"
@@ -389,8 +451,8 @@ def length_rule(case: Case) -> Iterator[Remark]:
     if asked == -1 and case.release < (0, 14, 0):
         message = f"--max-model-len {raw} (fit to memory) is not in vLLM {case.version}"
         yield Remark("flag_value", "error", message, "Write the number of tokens")
-    if raw is not None and asked is None:
-        yield Remark("flag_value", "error", f"--max-model-len is {raw!r}: a number of tokens was expected")
+    if raw is not None and (asked is None or asked < -1):
+        yield Remark("flag_value", "error", f"--max-model-len is {shown(raw)}: a number of tokens was expected")
     allowed = case.text.get("model_max_length")
     if asked and own and asked > own and not (isinstance(allowed, int) and allowed >= asked):
         message = f"--max-model-len {asked} is above the {own} tokens that the model is made for ({field_name} in config.json)"
@@ -447,9 +509,12 @@ RULES = (
     sizes_rule,
     division_rule,
     world_rule,
+    contexts_rule,
+    experts_rule,
     gpus_rule,
     links_rule,
     dtype_rule,
+    cache_dtype_rule,
     quantization_rule,
     length_rule,
     batch_rule,
@@ -475,6 +540,8 @@ MEANINGS: Dict[str, Tuple[str, str]] = {
     "gpus_idle": ("info", "GPUs are left over"),
     "cross_host_tp": ("warning", "tensor parallelism spans hosts; its traffic is told"),
     "multi_host_backend": ("warning", "the release spreads over hosts with Ray only"),
+    "context_parallel": ("error", "sizes of context parallelism that do not go with the others"),
+    "expert_parallel": ("error", "expert parallelism for a model without experts"),
     "mig_tp": ("error", "MIG instances cannot be joined"),
     "mixed_gpus": ("warning", "GPUs of several kinds in one replica"),
     "slow_links_tp": ("warning", "tensor parallelism over links that are not NVLink"),
@@ -487,16 +554,15 @@ MEANINGS: Dict[str, Tuple[str, str]] = {
     "quant_capability": ("error", "the GPU is too old for the quantization"),
     "quant_dtype": ("error", "the quantization does not take the dtype"),
     "quant_slow": ("info", "a slower kernel than necessary was asked for"),
+    "kv_cache_dtype": ("error", "a dtype of the KV cache that the GPU or the checkpoint does not take"),
     "max_len_above_config": ("error", "a length above what the model is made for"),
     "batch_below_length": ("error", "whole prompts do not fit into a batch"),
     "batch_below_seqs": ("error", "fewer tokens than requests in a batch"),
     "eager": ("warning", "no CUDA graphs"),
     "remote_code": ("info", "Python out of the model's folder"),
     "pooling": ("info", "a model without completions"),
-    "memory_unknown": (
-        "info",
-        "the model's shape or the size of its weights is not known, so its memory is not judged",
-    ),
+    "memory_unknown": ("info", "what the memory follows from is not known, so it is not judged"),
+    "memory_uncounted": ("info", "a draft model or adapters that are in no number"),
     "free_memory": ("error", "less memory is free than is asked for"),
     "weights_fit": ("error", "the weights do not fit"),
     "kv_fit": (

@@ -26,6 +26,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_shape import 
     LAYERS,
     MAMBA,
     MLA,
+    MOST_LAYERS,
     POSITIONS,
     SLIDING,
     Layer,
@@ -34,8 +35,12 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.model_shape import 
     Unknown,
     dtype_of,
     integer,
+    numbers,
+    positive,
     quantization_of,
     text_of,
+    told,
+    words,
 )
 
 
@@ -54,14 +59,35 @@ def shape(config: Mapping[str, Any]) -> Shape:
             raise Unknown(f"{architecture} holds a language model of type {inner or 'none'}, which is not known here")
     if family is None:
         raise Unknown(f"architecture {architecture} is not known here: its memory has to be measured")
-    return family(architecture, config, text)
+    try:
+        return _sane(family(architecture, config, text))
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise Unknown(f"config.json cannot be read as {architecture}: {error}") from error
+
+
+def _sane(known: Shape) -> Shape:
+    """Every number that something is divided by is there, and a state has a size."""
+    sizes = {"hidden size": known.hidden, "heads": known.heads, "KV heads": known.kv_heads, "head size": known.head_dim}
+    state = known.state
+    if state is not None:
+        sizes.update(
+            {"channels of the state": state.inner, "kernel of the convolution less one": state.conv_kernel - 1}
+        )
+        if state.kind != "short_conv":
+            sizes["size of the state"] = state.key_dim if state.kind == "gated_delta_net" else state.size
+    if any(layer.kind == MLA for kept in known.kv_layers for layer in kept):
+        sizes.update({"kv_lora_rank": known.kv_lora_rank, "v_head_dim": known.v_dim})
+    for what, size in {**sizes, "vocabulary": known.vocab}.items():
+        if size < 1:
+            raise Unknown(f"config.json makes the {what} of {known.architecture} {size}, a number above 0 was expected")
+    return known
 
 
 def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
     for name in ("head_dim", "attention_head_dim", "hidden_size_per_head", "kv_channels"):
         value = text.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return integer(text, (name,))
     if not heads or hidden % heads:
         raise Unknown(f"hidden size {hidden} is no multiple of {heads} heads and config.json has no head_dim")
     return hidden // heads
@@ -69,9 +95,11 @@ def _head_dim(text: Mapping[str, Any], hidden: int, heads: int) -> int:
 
 def _base(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any], **changes: Any) -> Shape:
     """A decoder whose layers all keep keys and values of every token."""
-    hidden, layers = integer(text, HIDDEN), integer(text, LAYERS)
-    heads = changes.pop("heads", None) or integer(text, HEADS)
-    kv_heads = changes.pop("kv_heads", None) or integer(text, KV_HEADS, heads)
+    hidden, layers = positive(text, HIDDEN), positive(text, LAYERS)
+    if layers > MOST_LAYERS:
+        raise Unknown(f"config.json has {layers} layers: at most {MOST_LAYERS} were expected")
+    heads = changes.pop("heads", None) or positive(text, HEADS)
+    kv_heads = changes.pop("kv_heads", None) or positive(text, KV_HEADS, heads)
     head_dim = changes.pop("head_dim", None) or _head_dim(text, hidden, heads)
     inner = changes.pop("intermediate", None)
     experts = integer(text, EXPERTS, 0)
@@ -85,7 +113,7 @@ def _base(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any],
         head_dim=head_dim,
         head_dim_v=head_dim,
         intermediate=integer(text, INTERMEDIATE, 0) if inner is None else inner,
-        vocab=integer(text, ("vocab_size", "padded_vocab_size")),
+        vocab=positive(text, ("vocab_size", "padded_vocab_size")),
         max_positions=integer(text, POSITIONS, 0) or None,
         dtype=dtype_of(config),
         kv_layers=((Layer(FULL, kv_heads, head_dim, head_dim),),) * layers,
@@ -134,8 +162,8 @@ def _by_type(known: Shape, text: Mapping[str, Any], otherwise: Optional[Sequence
 def _window(text: Mapping[str, Any]) -> Optional[int]:
     value = text.get("sliding_window")
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise Unknown(f"sliding_window is {value!r} in config.json, a whole number was expected")
-    return value or None
+        raise Unknown(f"sliding_window is {told(value)} in config.json, a whole number was expected")
+    return integer(text, ("sliding_window",), 0) or None
 
 
 def llama(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
@@ -167,7 +195,7 @@ def qwen(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) 
     known = _base(architecture, config, text)
     if not known.experts:
         return replace(known, counted=True)
-    step, dense = integer(text, ("decoder_sparse_step",), 1), set(text.get("mlp_only_layers") or [])
+    step, dense = positive(text, ("decoder_sparse_step",), 1), set(numbers(text, "mlp_only_layers"))
     moe = _experts([i not in dense and (i + 1) % step == 0 for i in range(known.layers)])
     shared = integer(text, ("shared_expert_intermediate_size",), 0)
     return replace(known, feed_forward=moe, shared_intermediate=shared, counted=True)
@@ -219,7 +247,7 @@ def patterned(default: int) -> Callable[[str, Mapping[str, Any], Mapping[str, An
 
     def family(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
         known = _base(architecture, config, text, tied=bool(text.get("tie_word_embeddings", True)), counted=True)
-        every = integer(text, ("sliding_window_pattern",), default)
+        every = positive(text, ("sliding_window_pattern",), default)
         return _by_type(known, text, [bool((i + 1) % every) for i in range(known.layers)])
 
     return family
@@ -254,16 +282,16 @@ def gpt_oss(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any
 def llama4(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """llama4.py: layers with rotary positions look back within one chunk; experts in every so many-th layer."""
     known = _base(architecture, config, text)
-    rope = text.get("no_rope_layers") or []
+    rope = numbers(text, "no_rope_layers")
     if not rope:
-        every = integer(text, ("no_rope_layer_interval",), 4)
+        every = positive(text, ("no_rope_layer_interval",), 4)
         rope = [int(bool((i + 1) % every)) for i in range(known.layers)]
     if len(rope) < known.layers:
         raise Unknown(f"no_rope_layers has {len(rope)} entries for {known.layers} layers")
     full, chunk = known.kv_layers[0][0], integer(text, ("attention_chunk_size",), 0)
     local = replace(full, kind=CHUNKED, window=chunk) if chunk else full
     step = integer(text, ("interleave_moe_layer_step",), 1)
-    which = text.get("moe_layers")
+    which = numbers(text, "moe_layers")
     moe = _experts([i in which if which else step > 0 and (i + 1) % step == 0 for i in range(known.layers)])
     inner = integer(text, ("intermediate_size",))
     return replace(
@@ -284,7 +312,7 @@ def deepseek(architecture: str, config: Mapping[str, Any], text: Mapping[str, An
     rank, rope = integer(text, ("kv_lora_rank",)), integer(text, ("qk_rope_head_dim",))
     nope, value = integer(text, ("qk_nope_head_dim",)), integer(text, ("v_head_dim",))
     known = _base(architecture, config, text, head_dim=nope + rope)
-    dense, step = integer(text, ("first_k_dense_replace",), 0), integer(text, ("moe_layer_freq",), 1)
+    dense, step = integer(text, ("first_k_dense_replace",), 0), positive(text, ("moe_layer_freq",), 1)
     moe = _experts([bool(known.experts) and i >= dense and i % step == 0 for i in range(known.layers)])
     return replace(
         known,
@@ -320,7 +348,7 @@ def _mixed(known: Shape, state: State, mamba: Sequence[bool], attention: Sequenc
 def jamba(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """jamba.py, JambaConfig.layers_block_type and layers_num_experts."""
     known = _base(architecture, config, text)
-    period, offset = integer(text, ("attn_layer_period",)), integer(text, ("attn_layer_offset",))
+    period, offset = positive(text, ("attn_layer_period",)), integer(text, ("attn_layer_offset",))
     attention = [i % period == offset for i in range(known.layers)]
     state = State(
         "mamba1",
@@ -328,7 +356,7 @@ def jamba(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any])
         conv_kernel=integer(text, ("mamba_d_conv",)),
         size=integer(text, ("mamba_d_state",)),
     )
-    period, offset = integer(text, ("expert_layer_period",), 2), integer(text, ("expert_layer_offset",), 1)
+    period, offset = positive(text, ("expert_layer_period",), 2), integer(text, ("expert_layer_offset",), 1)
     moe = _experts([known.experts > 1 and i % period == offset for i in range(known.layers)])
     return replace(_mixed(known, state, [not a for a in attention], attention), feed_forward=moe)
 
@@ -357,7 +385,7 @@ def nemotron_h(architecture: str, config: Mapping[str, Any], text: Mapping[str, 
 def qwen3_next(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """qwen3_next.py: linear attention with a state (gated delta net), full attention in every so many-th layer."""
     known = _base(architecture, config, text)
-    types, every = _types(text, known.layers), integer(text, ("full_attention_interval",), 4)
+    types, every = _types(text, known.layers), positive(text, ("full_attention_interval",), 4)
     if types is None:
         attention = [(i + 1) % every == 0 for i in range(known.layers)]
     elif set(types) - {"full_attention", "linear_attention"}:
@@ -374,7 +402,7 @@ def qwen3_next(architecture: str, config: Mapping[str, Any], text: Mapping[str, 
         key_heads=integer(text, ("linear_num_key_heads",)),
         key_dim=integer(text, ("linear_key_head_dim",)),
     )
-    step, dense = integer(text, ("decoder_sparse_step",), 1), set(text.get("mlp_only_layers") or [])
+    step, dense = positive(text, ("decoder_sparse_step",), 1), set(numbers(text, "mlp_only_layers"))
     moe = _experts([known.experts > 0 and i not in dense and (i + 1) % step == 0 for i in range(known.layers)])
     shared = integer(text, ("shared_expert_intermediate_size",), 0)
     mixed = _mixed(known, state, [not a for a in attention], attention)
@@ -384,8 +412,8 @@ def qwen3_next(architecture: str, config: Mapping[str, Any], text: Mapping[str, 
 def zamba2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """zamba2.py: mamba in every layer, attention beside it in the hybrid ones, twice as wide as the hidden size."""
     known = _base(architecture, config, text)
-    types = text.get("layers_block_type")
-    if not isinstance(types, list) or len(types) != known.layers or set(types) - {"mamba", "hybrid"}:
+    types = words(text, "layers_block_type")
+    if types is None or len(types) != known.layers or set(types) - {"mamba", "hybrid"}:
         raise Unknown("layers_block_type with mamba and hybrid was expected, one entry a layer")
     names = ("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
     state = _mamba2(text, integer(text, ("mamba_expand",)) * known.hidden, names)
@@ -395,8 +423,8 @@ def zamba2(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]
 def granite_hybrid(architecture: str, config: Mapping[str, Any], text: Mapping[str, Any]) -> Shape:
     """granitemoehybrid.py: layer_types with mamba and attention."""
     known = _base(architecture, config, text)
-    types = _types(text, known.layers) or text.get("layers_block_type")
-    if not isinstance(types, list) or len(types) != known.layers or set(types) - {"mamba", "attention"}:
+    types = _types(text, known.layers) or words(text, "layers_block_type")
+    if types is None or len(types) != known.layers or set(types) - {"mamba", "attention"}:
         raise Unknown("layer_types with mamba and attention was expected, one entry a layer")
     names = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
     state = _mamba2(text, integer(text, ("mamba_expand",)) * known.hidden, names)

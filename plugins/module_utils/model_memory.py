@@ -104,8 +104,13 @@ class Page:
     block: int  # tokens; of a state: the whole request
     window: int = 0
 
-    def blocks(self, length: int, in_flight: int, states: int) -> int:
-        """Blocks that a request of `length` tokens holds at most, while `in_flight` tokens are not yet settled."""
+    def blocks(self, length: int, in_flight: int, states: int, contexts: int = 1) -> int:
+        """Blocks that a request of `length` tokens holds at most, while `in_flight` tokens are not yet settled. contexts:
+        GPUs that share its tokens (FullAttentionSpec.max_memory_usage_bytes in v1/kv_cache_interface.py)."""
+        if contexts > 1:
+            if self.kind not in (FULL, MLA):
+                raise Unknown("layers with a window or a state under decode context parallelism are not known here")
+            return -(-length // (self.block * contexts))
         if self.kind == MAMBA:
             return states
         if self.kind == SLIDING:
@@ -175,9 +180,9 @@ class Pool:
     pages: Tuple[Page, ...]  # one a group
     states: int  # blocks that a constant state takes
 
-    def blocks(self, length: int, in_flight: int) -> int:
+    def blocks(self, length: int, in_flight: int, contexts: int = 1) -> int:
         """Blocks that one request of `length` tokens holds at most, over all groups."""
-        return sum(page.blocks(length, in_flight, self.states) for page in self.pages)
+        return sum(page.blocks(length, in_flight, self.states, contexts) for page in self.pages)
 
 
 def kv_pool(
@@ -298,12 +303,15 @@ def kv_bytes_per_request(
     *,
     block_size: Optional[int] = None,
     max_num_batched_tokens: int = 8192,
+    contexts: int = 1,
     hybrid: bool = True,
     version: Optional[str] = None,
 ) -> int:
-    """KV bytes on one GPU that one request of `length` tokens needs at most: whole blocks of every group."""
+    """KV bytes on one GPU that one request of `length` tokens needs at most: whole blocks of every group. contexts: the
+    decode-context-parallel size, over which its tokens are divided."""
     pool = kv_pool(known, tensor, pipeline, cache_dtype, block_size=block_size, hybrid=hybrid, version=version)
-    return pool.block_bytes * pool.blocks(length, in_flight(known, pipeline, max_num_batched_tokens, version))
+    flight = in_flight(known, pipeline, max_num_batched_tokens, version)
+    return pool.block_bytes * pool.blocks(length, flight, contexts)
 
 
 # Which models a release runs with model runner V2 (VllmConfig._is_default_v2_model_runner_model of each).
@@ -444,12 +452,17 @@ def estimate(
     hybrid: bool = True,
     version: str = "0.26.0",
     free_bytes: Optional[int] = None,
+    contexts: int = 1,
+    copies: int = 1,
+    whole_experts: bool = False,
+    narrowed: float = 1.0,
 ) -> Estimate:
     """What vLLM will find on the fullest GPU when it starts.
 
     weights_bytes  of the whole model; None: from the shape, where that is certain, else Unknown
     gpu_bytes      memory of one GPU as CUDA reports it; free_bytes: what of it is free before the start
     memory         data/memory.yml, parsed
+    contexts       decode-context-parallel size; copies, whole_experts and narrowed as in weights_per_gpu
 
     no: vLLM refuses to start. tight: one request of full length takes over nine tenths of the KV cache, or what is held
     outside of the budget does not fit beside it.
@@ -458,9 +471,11 @@ def estimate(
     whole = weights_of_config(known) if weights_bytes is None else weights_bytes
     if whole is None:
         raise Unknown(f"the size of the weights of {known.architecture} does not follow from config.json")
-    place = "one" if tensor * pipeline == 1 else "several"
+    place = "one" if tensor * pipeline == 1 and (copies == 1 or not known.experts) else "several"
     layers = max(end - start for start, end in stages(known.layers, pipeline))
-    weights = weights_per_gpu(known, whole, tensor, pipeline)
+    weights = weights_per_gpu(
+        known, whole, tensor, pipeline, copies=copies, whole_experts=whole_experts, narrowed=narrowed
+    )
     activation = activation_bytes(known, tensor, max_num_batched_tokens, max_num_seqs, fitted=fitted, version=version)
     graphs = 0.0 if enforce_eager else graph_bytes(known, layers, fitted=fitted, version=version)
     inside = graphs if graphs_in_budget(known, version) else 0.0
@@ -472,7 +487,8 @@ def estimate(
     kv = max(0, int(requested - weights - activation - inside - other[place] * GIB))
 
     pool = kv_pool(known, tensor, pipeline, cache_dtype, block_size=block_size, hybrid=hybrid, version=version)
-    per_request = pool.blocks(max_model_len, in_flight(known, pipeline, max_num_batched_tokens, version))
+    flight = in_flight(known, pipeline, max_num_batched_tokens, version)
+    per_request = pool.blocks(max_model_len, flight, contexts)
     concurrency = kv // pool.block_bytes / per_request if per_request and pool.block_bytes else 0.0
     request = pool.block_bytes * per_request
     verdict, reason = _verdict(

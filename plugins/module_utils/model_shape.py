@@ -135,18 +135,59 @@ EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_expe
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
+LARGEST = 10**9  # of a size in config.json: wider than any model by a factor of hundreds
+MOST_LAYERS = 10_000
+
+
+def told(value: Any) -> str:
+    """A value of config.json in a message, cut."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def integer(config: Mapping[str, Any], names: Sequence[str], default: Optional[int] = None) -> int:
     """The first of `names` that has a value."""
     for name in names:
         value = config.get(name)
         if value is None or isinstance(value, bool):
             continue
-        if isinstance(value, int) and value >= 0:
+        if isinstance(value, int) and 0 <= value <= LARGEST:
             return value
-        raise Unknown(f"{name} is {value!r} in config.json, a whole number was expected")
+        raise Unknown(f"{name} is {told(value)} in config.json, a whole number up to {LARGEST} was expected")
     if default is None:
         raise Unknown(f"config.json has no {names[0]}" + (f" (nor {', '.join(names[1:])})" if names[1:] else ""))
     return default
+
+
+def positive(config: Mapping[str, Any], names: Sequence[str], default: Optional[int] = None) -> int:
+    """As integer(), for what is divided by or has to be there: 0 is no such number."""
+    value = integer(config, names, default)
+    if not value:
+        name = next((name for name in names if config.get(name) == 0), names[0])
+        raise Unknown(f"{name} is 0 in config.json, a whole number above 0 was expected")
+    return value
+
+
+def numbers(config: Mapping[str, Any], name: str) -> List[int]:
+    """A list of whole numbers; empty where there is none."""
+    value = config.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        raise Unknown(f"{name} is {told(value)} in config.json, a list of whole numbers was expected")
+    return value
+
+
+def words(config: Mapping[str, Any], name: str) -> Optional[List[str]]:
+    """A list of words; None where there is none."""
+    value = config.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise Unknown(f"{name} is {told(value)} in config.json, a list of words was expected")
+    return value
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,7 +225,8 @@ def _quantization(found: Mapping[str, Any]) -> Dict[str, Any]:
     bits, group = found.get("bits", found.get("w_bit")), found.get("group_size", found.get("q_group_size"))
     block, kv_cache = found.get("weight_block_size"), None
     if method == "compressed-tensors":
-        schemes = [s for s in (found.get("config_groups") or {}).values() if isinstance(s, Mapping)]
+        groups = found.get("config_groups")
+        schemes = [s for s in groups.values() if isinstance(s, Mapping)] if isinstance(groups, Mapping) else []
         weights = [s["weights"] for s in schemes if isinstance(s.get("weights"), Mapping)]
         if weights:
             bits, group = weights[0].get("num_bits"), weights[0].get("group_size")
@@ -196,4 +238,6 @@ def _quantization(found: Mapping[str, Any]) -> Dict[str, Any]:
         kv_cache = str(found["quantization"].get("kv_cache_quant_algo") or "").lower() or None
     if bits is None:
         bits = {"fp8": 8, "mxfp4": 4, "modelopt_fp4": 4, "fbgemm_fp8": 8}.get(method)
+    if isinstance(block, (list, tuple)) and not all(isinstance(size, int) and 0 < size <= LARGEST for size in block):
+        raise Unknown("the blocks of quantization_config are not two whole numbers above 0")
     return {"method": method, "bits": bits, "group_size": group, "block": block, "kv_cache_dtype": kv_cache}

@@ -11,6 +11,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -32,8 +33,11 @@ def weights_of_folder(path: str) -> int:
     index = os.path.join(path, "model.safetensors.index.json")
     if os.path.isfile(index):
         with open(index, encoding="utf-8") as handle:
-            total = (json.load(handle).get("metadata") or {}).get("total_size")
-        if isinstance(total, (int, float)) and not isinstance(total, bool) and total > 0:
+            try:
+                total = (json.load(handle).get("metadata") or {}).get("total_size")
+            except (ValueError, AttributeError, RecursionError) as error:
+                raise Unknown(f"{index} cannot be read as an index of safetensors: {error}") from error
+        if isinstance(total, (int, float)) and not isinstance(total, bool) and 0 < total < 2**63:
             return int(total)
     names = sorted(n for n in os.listdir(path) if n.endswith(".safetensors") and not n.startswith("consolidated"))
     if not names:
@@ -53,7 +57,7 @@ def tensor_bytes(path: str) -> int:
         header = json.loads(text.decode("utf-8"))
         spans = [value["data_offsets"] for key, value in header.items() if key != "__metadata__"]
         return sum(int(end) - int(start) for start, end in spans)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unknown(f"{path} is no safetensors file: its header cannot be read ({error})") from error
 
 
@@ -65,7 +69,7 @@ def read(folder: str) -> Tuple[Dict[str, Any], int]:
     with open(path, encoding="utf-8") as handle:
         try:
             config = json.load(handle)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unknown(f"{path} is no JSON: {error}") from error
     if not isinstance(config, Mapping):
         raise Unknown(f"{path} is no mapping")
@@ -79,25 +83,28 @@ def stages(layers: int, pipeline: int) -> List[Tuple[int, int]]:
     parts = [layers // pipeline] * pipeline
     for i in range(2, layers % pipeline + 2):
         parts[-i] += 1
-    return [(sum(parts[:i]), sum(parts[: i + 1])) for i in range(pipeline)]
+    ends = [0, *itertools.accumulate(parts)]
+    return [(ends[i], ends[i + 1]) for i in range(pipeline)]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Parameters of one layer: divided by tensor parallelism, of the KV projection, and held by every GPU."""
+    """Parameters of one layer: divided by tensor parallelism, of the KV projection, held by every GPU, and of experts that
+    are chosen for each token."""
 
     divided: int = 0
     kv: int = 0
     whole: int = 0
+    experts: int = 0
 
-    def on_gpu(self, known: Shape, tensor: int) -> float:
+    def on_gpu(self, known: Shape, tensor: int, expert_share: float) -> float:
         copies = max(1.0, tensor / known.kv_heads)
-        return self.divided / tensor + self.kv * copies / tensor + self.whole
+        return self.divided / tensor + self.kv * copies / tensor + self.whole + self.experts * expert_share
 
 
 def layer_parts(known: Shape, i: int) -> Parts:
     """Parameters of layer i, without norms and biases (less than a thousandth)."""
-    divided = kv = whole = 0
+    divided = kv = whole = experts = 0
     h = known.hidden
     for layer in known.kv_layers[i]:
         if layer.kind == MLA:
@@ -121,11 +128,12 @@ def layer_parts(known: Shape, i: int) -> Parts:
         divided += 4 * h * h  # an encoder: attention that keeps nothing
     matrices = 3 if known.gated else 2
     if known.feed_forward[i] == "experts":
-        divided += matrices * h * (known.experts * known.expert_intermediate + known.shared_intermediate)
+        experts = matrices * h * known.experts * known.expert_intermediate
+        divided += matrices * h * known.shared_intermediate
         whole += h * known.experts
     elif known.feed_forward[i] == "dense":
         divided += matrices * h * known.intermediate
-    return Parts(divided, kv, whole)
+    return Parts(divided, kv, whole, experts)
 
 
 def _state_parameters(known: Shape, state: State) -> int:
@@ -156,7 +164,7 @@ def parameters(known: Shape) -> int:
     """All parameters, nearly: exact where `counted`, without norms and biases."""
     parts = [layer_parts(known, i) for i in range(known.layers)]
     ends = _embedding(known) * (1 if known.tied else 2)
-    return sum(p.divided + p.kv + p.whole for p in parts) + ends
+    return sum(p.divided + p.kv + p.whole + p.experts for p in parts) + ends
 
 
 def weights_of_config(known: Shape) -> Optional[int]:
@@ -167,18 +175,36 @@ def weights_of_config(known: Shape) -> Optional[int]:
     return parameters(known) * (4 if known.dtype in ("float32", "float") else 2)
 
 
-def weights_per_gpu(known: Shape, weights_bytes: int, tensor: int = 1, pipeline: int = 1) -> int:
+def weights_per_gpu(
+    known: Shape,
+    weights_bytes: int,
+    tensor: int = 1,
+    pipeline: int = 1,
+    *,
+    copies: int = 1,
+    whole_experts: bool = False,
+    narrowed: float = 1.0,
+) -> int:
     """Bytes of weights on the fullest GPU, out of the bytes of the whole model.
 
     The embedding stands on the first stage and the head on the last; a tied head stands on both once there are several
     (vLLM's PPMissingLayer). Every part is taken as large as its share of the parameters.
+
+    copies         data-parallel times prefill-context-parallel size: experts are divided over these, too
+                   (flatten_tp_across_dp_and_pcp in layers/fused_moe/config.py)
+    whole_experts  --enable-expert-parallel: a GPU holds whole experts, instead of a part of each
+    narrowed       what quantizing on load leaves of every layer's bytes; embedding and head stay as they are
     """
+    over = tensor * copies
+    share = 1 / over
+    if whole_experts and known.experts:
+        share = -(-known.experts // over) / known.experts
     parts = [layer_parts(known, i) for i in range(known.layers)]
     scale = weights_bytes / parameters(known)
     spans = stages(known.layers, pipeline)
     loads = []
     for stage, (start, end) in enumerate(spans):
-        load = sum(p.on_gpu(known, tensor) for p in parts[start:end])
+        load = narrowed * sum(p.on_gpu(known, tensor, share) for p in parts[start:end])
         first, last = stage == 0, stage == len(spans) - 1
         if known.architecture in ENDS_EVERYWHERE:
             first = last = True
