@@ -580,7 +580,7 @@ def _batch(case: Case) -> Iterator[Choice]:
         return
     default, whose = case.defaults["max-num-seqs"], f"vLLM {case.version}'s own"
     tokens = size_of(case.args.get("max-num-batched-tokens", ""))
-    if tokens and 0 < tokens < default:
+    if tokens and 0 < tokens <= default:
         # It takes the lesser itself where both are left to it (engine/arg_utils.py), and refuses what is written.
         default, whose = tokens, f"as many as --max-num-batched-tokens {tokens}, since each needs a token a step"
     found = _memory(case).estimate
