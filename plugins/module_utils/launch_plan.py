@@ -418,7 +418,7 @@ def _sparing(case: Case, sizes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int
         for t, p in sizes
         if t <= limit and each % (t * p) == 0 and (p == 1 or (not joined and p * largest <= each))
     ]
-    scores = {size: _score(case, *size) for size in sizes}
+    scores = {size: _score(case, *size) for size in usual}
     comfortable = [size for size in usual if scores[size] >= COMFORT]
     usable = [size for size in usual if scores[size] >= 1]
     best: List[Tuple[int, int]] = []
@@ -434,6 +434,8 @@ def _sparing(case: Case, sizes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int
     yield from best
 
     # Where that is refused, or nothing is usable: stages inside the host, too, and as many GPUs as there are.
+    scores.update({size: _score(case, *size) for size in sizes if size not in scores})
+
     def order(size: Tuple[int, int]) -> Tuple[Any, ...]:
         tensor, pipeline = size
         return (each % (tensor * pipeline) != 0, tensor > limit, scores[size] < 1, -tensor * pipeline, pipeline)
