@@ -96,6 +96,7 @@ def _verdict(found: List[Remark], memory: Memory) -> Verdict:
 
 COMFORT = 4  # requests of the full length that the KV cache should hold at once before more GPUs are left to replicas
 LEAST_WEIGHTS_GIB = 1.5  # a GPU: with less to read for a token, the all-reduces cost more than the division saves
+USUAL_HOST = 16  # GPUs; with many more, trying every size would take minutes
 LEAST_SHARE = 0.05  # of a GPU's memory; with less free, nothing starts whatever the share
 BARE_COMFORT, BARE_MOST = 0.5, 0.9  # of the share that weights may take where KV cache and activations are not known
 TOKENS_A_REQUEST = 512  # KV cache that a request has at least, before more requests at once only preempt each other
@@ -327,7 +328,7 @@ def _free_share(case: Case, gpus: Sequence[Gpu], default: float) -> Optional[Tup
 
 def links_of(case: Case) -> str:
     """all, pairs, none or unknown: how the GPUs of the first host are joined, by `links`, else by their model."""
-    group = range(case.per_node)
+    group = range(case.per_node if case.links else 0)
     told = [str(case.links[f"{i}-{j}"]).upper() for i in group for j in group if i < j and f"{i}-{j}" in case.links]
     if told:
         fast = [link.startswith("NV") for link in told]
@@ -433,14 +434,16 @@ def _sparing(case: Case, sizes: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int
         best = [max(usable, key=lambda size: (scores[size], -size[1]))]
     yield from best
 
-    # Where that is refused, or nothing is usable: stages inside the host, too, and as many GPUs as there are.
-    scores.update({size: _score(case, *size) for size in sizes if size not in scores})
+    # Where that is refused, or nothing is usable: stages inside the host, too, and as many GPUs as there are; on a host of
+    # usual size even so many that the rest cannot be a replica.
+    rest = [size for size in sizes if size not in best and (each <= USUAL_HOST or each % (size[0] * size[1]) == 0)]
+    scores.update({size: _score(case, *size) for size in rest if size not in scores})
 
     def order(size: Tuple[int, int]) -> Tuple[Any, ...]:
         tensor, pipeline = size
         return (each % (tensor * pipeline) != 0, tensor > limit, scores[size] < 1, -tensor * pipeline, pipeline)
 
-    yield from sorted((size for size in sizes if size not in best), key=order)
+    yield from sorted(rest, key=order)
 
 
 def _score(case: Case, tensor: int, pipeline: int) -> float:
@@ -492,8 +495,8 @@ def _why_tensor(case: Case, tensor: int, pipeline: int, *, limit: int, joined: s
     read = (
         f"{_weights_gib(case, tensor, pipeline):.2f} GiB of weights a GPU" if case.weights_bytes else "weights unknown"
     )
-    if tensor > each:
-        return f"{tensor} GPUs over {case.nodes} hosts of {each}, {read}: no other size uses all hosts"
+    if tensor > each or (pipeline * case.data) % case.nodes:
+        return f"{tensor} GPUs over {case.nodes} hosts of {each}, {read}: nothing else uses all hosts"
     if each == 1:
         return f"the one GPU of a host, {read}"
     why = f"{tensor} of the {each} GPUs of a host, {read}; {joined}"

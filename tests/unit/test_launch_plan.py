@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import time
 
 import launches
 import pytest
@@ -861,6 +862,7 @@ def test_what_is_chosen_is_judged_right():
 
 H100S = "8 x H100 80GB HBM3"
 LLAMA_28_HEADS = launches.model("LlamaForCausalLM", "llama", "7168 28672 28 4 80 128256 131072")
+EIGHT_HEADS = launches.model("LlamaForCausalLM", "llama", "1024 4096 8 8 32 32000 32768")
 STRANGE = {"architectures": ["StrangeForCausalLM"], "model_type": "strange", "num_attention_heads": 64}
 
 
@@ -940,6 +942,20 @@ def test_what_cannot_be_spread_over_the_hosts_is_refused_and_one_host_suffices()
     plan = choose(one_head, 0.1, "4 x L4", nodes=2)
     assert (plan.outcome, "pipeline_layers" in rules(plan)) == ("error", True)
     assert any("hosts_per_replica 1 gives 4 replicas" in note for note in plan.notes)
+
+
+def test_tensor_parallelism_over_hosts_is_said_where_a_given_size_leaves_nothing_else():
+    plan = choose(EIGHT_HEADS, 14.0, "16 x H100 80GB HBM3", nodes=2, args={"pipeline-parallel-size": 1})
+    assert sizes(plan) == (8, 1)
+    assert "over 2 hosts" in reason(plan, "tensor-parallel-size")
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_very_many_gpus_take_no_minutes(nodes):
+    start = time.monotonic()
+    for config, gib in ((LLAMA_8B, 14.96), (LLAMA_28_HEADS, 500000.0)):
+        choose(config, gib, "4096 x H100 80GB HBM3", nodes=nodes)
+    assert time.monotonic() - start < 30
 
 
 def test_more_hosts_than_gpus_are_refused_at_once():
