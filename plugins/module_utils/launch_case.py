@@ -224,7 +224,7 @@ LAUNCH_KEYS = (
 GPU_KEYS = ("name", "memory_gib", "compute_capability", "free_gib", "mig", "index")
 NO_MIG = ("", "disabled", "false", "none", "n/a", "[n/a]")
 LINK = re.compile(r"NV[1-9]\d?|PIX|PXB|PHB|NODE|SYS|SOC|XGMI|PCIE")
-DEEPEST, LONGEST = 64, 1_000_000  # of nested values, and values in all
+DEEPEST, LONGEST = 64, 500_000  # of nested values, and values in all
 
 
 def _plain(value: Any, what: str, strict: bool) -> None:
@@ -234,7 +234,7 @@ def _plain(value: Any, what: str, strict: bool) -> None:
     waiting, seen = [(value, what, 0)], 0
     while waiting:
         one, where, depth = waiting.pop()
-        seen += 1
+        seen += len(one) if isinstance(one, (Mapping, list, tuple)) else 0
         if depth > DEEPEST or seen > LONGEST:
             raise BadLaunch(f"{what} is nested too deeply or holds too many values to be read")
         if isinstance(one, Mapping):

@@ -359,7 +359,7 @@ def contexts_rule(case: Case) -> Iterator[Remark]:
     if case.mla or not heads or not kv_heads:
         return
     most = tensor // kv_heads
-    if tensor <= kv_heads or shared > most:
+    if shared > most:
         message = (
             f"{option} with {kv_heads} KV heads and --tensor-parallel-size {tensor}: at most {max(most, 1)}, as many GPUs "
             "as hold the same KV head"

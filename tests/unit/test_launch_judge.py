@@ -35,6 +35,9 @@ DEEPSEEK = {
 HUGE = 10**400
 LOOP: list[Any] = []
 LOOP.append(LOOP)
+DEEP: list[Any] = []
+for _level in range(100):
+    DEEP = [DEEP]
 
 
 def judged(case: dict[str, Any]) -> dict[str, launch_plan.Remark]:
@@ -72,6 +75,8 @@ def gpu(**changes: Any) -> dict[str, Any]:
         (good(args={"--gpu-memory-utilization": float("nan")}), "args.--gpu-memory-utilization is nan"),
         (good(args={"--max-model-len": HUGE}), "args.--max-model-len is a whole number of about 40"),
         (good(args={"--additional-config": LOOP}), "args is nested"),
+        (good(args={"--additional-config": DEEP}), "args is nested"),
+        (good(args={"--additional-config": [0] * 500_001}), "args is nested"),
         (good(nodes=100000000000), "nodes is 100000000000"),
         (good(nodes=2), "nodes is 2"),
         (good(nodes=HUGE), "nodes is a whole number of about 40"),
@@ -267,6 +272,15 @@ def test_one_request_is_divided_over_contexts():
     assert shared["max_concurrency"] == pytest.approx(alone["max_concurrency"] * 8, rel=0.01)
 
 
+def test_the_longest_length_is_divided_over_contexts():
+    found = []
+    for contexts in (1, 8):
+        args = {"tensor-parallel-size": 8, "decode-context-parallel-size": contexts, "max-model-len": 1000000000}
+        fix = judged(launch(DEEPSEEK, 642, "8 x H200", args=args))["kv_fit"].fix
+        found.append(int(fix.split()[1]))
+    assert 7 < found[1] / found[0] < 9
+
+
 def test_windows_over_contexts_are_not_known():
     config = {**LLAMA_8B, "sliding_window": 4096, "num_key_value_heads": 1}
     args = {"tensor-parallel-size": 2, "decode-context-parallel-size": 2, "max-model-len": 8192}
@@ -318,6 +332,10 @@ def test_e5m2_does_not_go_with_an_fp8_checkpoint():
 )
 def test_numbers_that_vllm_does_not_take(option, value):
     assert "flag_value" in errors(launch(LLAMA_8B, 14.96, args={"max-model-len": 8192, option: value}))
+
+
+def test_a_length_below_auto_is_none_of_any_release():
+    assert "flag_value" in errors(launch(LLAMA_8B, 14.96, version="0.6.3", args={"max-model-len": -7}))
 
 
 @pytest.mark.parametrize(
@@ -404,6 +422,13 @@ def test_whole_experts_are_rounded_up():
     whole = model_memory.weights_per_gpu(shape, size, 1, 1, copies=3, whole_experts=True)
     assert whole > parts
     assert model_memory.weights_per_gpu(shape, size) == model_memory.weights_per_gpu(shape, size, whole_experts=True)
+
+
+def test_expert_parallelism_counts_whole_experts():
+    args = {"data-parallel-size": 3, "max-model-len": 8192}
+    parts = memory(launch(MIXTRAL, 87, "3 x H200", args=args))["weights_gib"]
+    whole = memory(launch(MIXTRAL, 87, "3 x H200", args={**args, "enable-expert-parallel": True}))["weights_gib"]
+    assert 1.05 * parts < whole < 1.15 * parts  # three of eight experts instead of eight thirds
 
 
 @pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "StrangeForCausalLM"])
