@@ -251,6 +251,12 @@ def test_context_parallelism(sizes, wrong):
     assert ("context_parallel" in errors(case)) is wrong
 
 
+@pytest.mark.parametrize(("shared", "wrong"), [(3, True), (8, False), (16, True)])
+def test_contexts_of_a_latent_cache_divide_the_tensor_size(shared, wrong):
+    args = {"tensor-parallel-size": 8, "decode-context-parallel-size": shared, "max-model-len": 8192}
+    assert ("context_parallel" in errors(launch(DEEPSEEK, 642, "8 x H200", args=args))) is wrong
+
+
 def test_query_heads_of_a_kv_head_are_divided_too():
     config = {**LLAMA_8B, "num_attention_heads": 48, "num_key_value_heads": 4, "head_dim": 128}
     args = {"tensor-parallel-size": 32, "decode-context-parallel-size": 8, "max-model-len": 8192}
