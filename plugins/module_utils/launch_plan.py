@@ -209,7 +209,8 @@ def _chosen(given: Case) -> Tuple[Case, Tuple[Choice, ...], Verdict]:
         wrong = {finding.rule for finding in tried[2].findings if finding.severity == "error"}
         if wrong & WHATEVER_THE_SIZES:
             break
-        if "weights_fit" in wrong and tensor * pipeline > 1:
+        # Too heavy for more GPUs, too heavy for fewer; but those may be larger, or have more memory free.
+        if "weights_fit" in wrong and tensor * pipeline > 1 and len(set(given.gpus)) == 1:
             too_heavy.append((tensor, pipeline))
     return first or _filled(given, given.tensor, given.pipeline)
 

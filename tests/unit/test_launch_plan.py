@@ -1065,6 +1065,13 @@ def test_a_gpu_that_others_use_does_not_refuse_the_copies_beside_it():
     assert (plan.outcome, plan.replicas) == ("ok", 3)
 
 
+def test_fewer_gpus_are_tried_where_one_of_them_has_little_memory_free():
+    raw = launch(LLAMA_70B, 130.0, "7 x L40S")
+    raw["gpus"] = [{**gpu, "free_gib": 13.32} if at == 5 else gpu for at, gpu in enumerate(raw["gpus"])]
+    plan = launch_plan.choose(raw, KNOWN)
+    assert (plan.outcome, sizes(plan)) == ("ok", (1, 5))
+
+
 # What may differ from case to case; sizes are given or left open.
 NUMBERS = strategies.sampled_from([None, None, None, 1, 2, 3, 4, 8])
 SHAPES = strategies.builds(
