@@ -21,6 +21,8 @@ from .services import Service
 
 # Rules of a launch that the inventory's own checks have, too, with their remedy.
 JUDGED_ELSEWHERE = ("removed_flag", "unknown_flag", "flag_value", "world_size", "uneven_hosts", "remote_code")
+# What a launch by hand has to see to, and roles nccl and firewall and the unit do here.
+DONE_BY_ROLES = ("VLLM_HOST_IP", "NCCL takes ports", "without peer access")
 # The sizes that `vllm serve` multiplies to the number of processes of a replica (vllm/config/parallel.py, world_size).
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
@@ -356,6 +358,7 @@ def _planned(planned: launch_plan.Plan, where: str) -> Tuple[Dict[str, Any], Lis
     ]
     config = {choice.flag: choice.value for choice in planned.choices if choice.flag not in PARALLEL[:2]}
     notes = [f"{remark.message.rstrip('.')}. {remark.fix}" for remark in judged if remark.severity != "error"]
+    notes += [note for note in planned.notes if not note.startswith(DONE_BY_ROLES)]
     return {"config": config, "memory": planned.verdict.memory, "notes": notes}, found
 
 

@@ -256,3 +256,12 @@ def test_a_model_that_makes_no_sense_fails_nothing_else(tmp_path, change):
     text = json.dumps(told)
     assert "Unexpected failure" not in text
     assert "Traceback" not in text
+
+
+def test_what_the_roles_do_is_no_note(tmp_path):
+    models = {"m": model(tmp_path / "m", LLAMA_8B, 16060522496)}
+    service = {"name": "chat", "model": "m", "hosts_per_replica": 2}
+    told = plan(tmp_path, {n: host(i, 8, "H100 80GB HBM3") for i, n in enumerate("ab", 1)}, [service], models)
+    notes = " ".join(told["plan"]["replicas"]["chat.0"]["notes"])
+    assert "one host suffices" in notes
+    assert "VLLM_HOST_IP" not in notes
