@@ -132,7 +132,6 @@ class Planner:
         launch = self._launch(service, hosts, numbers)
         if isinstance(launch, str):
             return plan.Unplanned(launch)
-        # Copies of a service on equal GPUs are one plan.
         key = json.dumps(launch, sort_keys=True, default=str)
         if key not in self.made:
             self.made[key] = _choose(service, launch)
@@ -149,7 +148,7 @@ class Planner:
                 return own
             if any(number >= len(own) for number in numbers):
                 return f"{host.name} has {len(own)} GPUs by what is known of it"
-            used += [own[number] for number in numbers]
+            used += [{**own[number], "index": number} for number in numbers]
         model = self.models.get(service.model)
         if isinstance(model, str):
             if self.models.failed and service.model in self.models.failed:

@@ -172,7 +172,7 @@ def test_copies_have_their_reason_and_idle_gpus_are_said(tmp_path, copies, idle)
     assert len(replicas) == (copies or 2)
     for replica in replicas.values():
         assert any("replicas_per_host 2: " in reason for reason in replica["reasons"]) is (copies is None)
-        assert any(idle in note for note in replica["notes"]) if idle else not replica["notes"]
+        assert any((idle or "stay idle") in note for note in replica["notes"]) is bool(idle)
 
 
 def test_a_hub_that_cannot_be_reached_stops_a_plan_and_not_validate(tmp_path, monkeypatch):
