@@ -222,7 +222,7 @@ def _filled(given: Case, tensor: int, pipeline: int) -> Tuple[Case, Tuple[Choice
     tried = _rest(sized, sizes, (_dtype, _share, _length, _batch))
     if tried[2].outcome == "error" and any(c.flag == "gpu-memory-utilization" for c in tried[1]):
         # A smaller share is a precaution; it must not refuse what starts without it.
-        again = _rest(sized, sizes, (_dtype, _length, _batch))
+        again = _rest(sized, sizes, (_dtype, _default_share, _length, _batch))
         tried = again if again[2].outcome != "error" else tried
     return tried
 
@@ -311,6 +311,13 @@ def _share(case: Case) -> Iterator[Choice]:
     left = min(gpu.gib for gpu in case.gpus) * (1 - share)
     reason = f"{why}; it leaves {left:.2f} GiB a GPU as head room for CUDA and communication buffers"
     yield Choice("gpu-memory-utilization", round(share, 2), reason)
+
+
+def _default_share(case: Case) -> Iterator[Choice]:
+    default = case.defaults["gpu-memory-utilization"]
+    yield Choice(
+        "gpu-memory-utilization", default, f"vLLM {case.version}'s own share; with less the model would not fit"
+    )
 
 
 def _free_share(case: Case, gpus: Sequence[Gpu], default: float) -> Optional[Tuple[float, str]]:

@@ -1032,6 +1032,19 @@ def test_the_length_is_chosen_whenever_a_launch_starts(shape, gib, gpus, version
     assert plan.args["max-model-len"]
 
 
+def test_the_length_is_chosen_again_with_fewer_requests_at_once():
+    shape = launches.model("Qwen2ForCausalLM", "qwen2", "128 384 1 1 28 152064 2048")
+    plan = choose(shape, 24.94, "2 x T4")
+    assert (plan.outcome, plan.args["max-model-len"] < 2048) == ("warn", True)
+    assert "two requests" in reason(plan, "max-model-len")
+
+
+def test_a_smaller_share_does_not_refuse_what_starts_without_it():
+    shape = launches.model("Qwen2ForCausalLM", "qwen2", "3584 3584 28 7 60 152064 32768")
+    plan = choose(shape, 11.87, "T4")
+    assert (plan.outcome, plan.args["gpu-memory-utilization"]) == ("warn", 0.92)
+
+
 def test_a_length_that_cannot_be_read_is_kept():
     plan = choose(LLAMA_8B, 14.96, args={"max-model-len": "long"})
     assert (plan.outcome, plan.args["max-model-len"]) == ("error", "long")
@@ -1070,6 +1083,38 @@ def test_fewer_gpus_are_tried_where_one_of_them_has_little_memory_free():
     raw["gpus"] = [{**gpu, "free_gib": 13.32} if at == 5 else gpu for at, gpu in enumerate(raw["gpus"])]
     plan = launch_plan.choose(raw, KNOWN)
     assert (plan.outcome, sizes(plan)) == ("ok", (1, 5))
+
+
+def test_a_share_for_all_gpus_that_is_too_small_for_the_model_is_not_taken():
+    raw = launch(LLAMA_8B, 14.96, "2 x H100 80GB HBM3", args={"tensor-parallel-size": 1, "pipeline-parallel-size": 1})
+    raw["gpus"] = [raw["gpus"][0], {**raw["gpus"][1], "free_gib": 8.0}]
+    plan = launch_plan.choose(raw, KNOWN)
+    assert (plan.outcome, plan.args["gpu-memory-utilization"], plan.replicas) == ("ok", 0.92, 1)
+
+
+def test_pairs_stay_pairs_on_several_hosts_without_nvlink():
+    plan = choose(LLAMA_70B, 131.4, "16 x L40S", nodes=2)
+    assert (plan.outcome, sizes(plan)) == ("ok", (2, 8))
+
+
+def test_replicas_are_no_reason_where_all_gpus_are_one_replica():
+    plan = choose(LLAMA_8B, 14.96, "12 x H100 80GB HBM3", nodes=2)
+    assert sizes(plan) == (2, 6)
+    assert "replicas" not in reason(plan, "tensor-parallel-size")
+
+
+def test_replicas_are_not_advised_where_they_would_be_tight():
+    plan = choose(LLAMA_70B, 131.4, H100S, args={"tensor-parallel-size": 2})
+    assert sizes(plan) == (2, 4)
+    assert not any("replicas_per_host" in note for note in plan.notes)
+
+
+def test_no_other_sizes_are_tried_for_what_they_would_not_mend(monkeypatch):
+    tried = []
+    filled = launch_plan._filled
+    monkeypatch.setattr(launch_plan, "_filled", lambda *args: tried.append(args[1:]) or filled(*args))
+    assert choose(LLAMA_8B, 14.96, H100S, args={"max-modl-len": 1}).outcome == "error"
+    assert len(tried) == 1
 
 
 # What may differ from case to case; sizes are given or left open.
