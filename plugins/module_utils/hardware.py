@@ -26,7 +26,6 @@ SMALL_MIB = 512  # of a foreign process: the daemon of MPS or a display's server
 MOST_GROUPS = 20_000  # groups of GPUs that are all tried
 UNANSWERED_BY_DESIGN = ("[Insufficient Permissions]",)
 SEVERITIES = ("error", "warning", "info")
-EXPECTATIONS = ("gpus", "link", "model", "memory_mib")
 # Every finding about a GPU host: how grave it can be, and what it means. docs/findings.md is written from this.
 FINDINGS: Dict[str, Tuple[str, str]] = {
     "gpu-none": ("error", "GPUs are expected and none is on the PCI bus"),

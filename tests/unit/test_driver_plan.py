@@ -25,7 +25,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -960,7 +959,6 @@ class Apt:
         return ran.stdout + ran.stderr
 
 
-@pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt-get")
 def test_apt_itself_follows_the_preferences_and_jumps_without_them(tmp_path):
     apt = Apt(tmp_path)
     nvidia, needs = [], "libnvidia-ml1 (>= 580.65.06)"
