@@ -47,6 +47,9 @@ WANT: Dict[str, Any] = {
     "mig_layout": None,
     "persistence": True,  # nvidia-persistenced, where the source has it
     "toolkit": None,  # exact version of the container toolkit
+    "dcgm": None,  # exact version of DCGM
+    "dcgm_exporter": None,  # exact version of its exporter, numbered by itself
+    "dcgm_cuda": None,  # major version of CUDA that DCGM is built for, where the driver's is not known
     "reboot": None,
     "stop_services": None,
 }
@@ -58,6 +61,7 @@ class DriverPlan:
 
     packages  name to exact version; None where the lists of packages were not read yet
     because   why a package that is not the driver itself is there
+    beside    names of packages that change without the driver: DCGM, container toolkit
     headers   packages to install before the driver
     may_remove  installed packages of the other kind of modules, the only ones that may go
     unhold    what is held now and has to change
@@ -65,7 +69,7 @@ class DriverPlan:
     blocklist regular expressions for unattended-upgrades
     stop      active units, in the order to stop them; start them the other way round
     load      kernel modules to load before the Fabric Manager
-    changes   whether anything of the driver changes
+    changes   whether anything of the driver changes; what is beside it has beside_changes, and disturbs nothing
     reboot    whether it takes a reboot, and why
     files     what is written, by kind: source, preferences, blocklist, modprobe
     """
@@ -78,6 +82,7 @@ class DriverPlan:
     reason: str
     packages: Dict[str, Optional[str]] = field(default_factory=dict)
     because: Dict[str, str] = field(default_factory=dict)
+    beside: List[str] = field(default_factory=list)
     headers: List[str] = field(default_factory=list)
     may_remove: List[str] = field(default_factory=list)
     unhold: List[str] = field(default_factory=list)
@@ -86,6 +91,7 @@ class DriverPlan:
     stop: List[str] = field(default_factory=list)
     load: List[str] = field(default_factory=list)
     changes: bool = True
+    beside_changes: bool = False
     reboot: bool = False
     reboot_because: List[str] = field(default_factory=list)
     secure_boot: Optional[str] = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_checks, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_beside, driver_checks, driver_state
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import (
     HOST,
@@ -61,10 +61,14 @@ def choose(
     wanted = _names(case, branch, kind, signed)
     extra = _fabric(case, branch)
     packages = _exact(case, wanted, extra, version, branch)
+    beside, reasons = driver_beside.plan(case, branch)
     if version is None or kind is None or case.refused:
         return Choice(None, case.findings)
-    plan = DriverPlan(case.system, case.want["source"], branch, names.upstream(version), kind, reason, packages)
-    plan.because = {name: why for name, why in extra.items() if name in packages}
+    plan = DriverPlan(
+        case.system, case.want["source"], branch, names.upstream(version), kind, reason, {**packages, **beside}
+    )
+    plan.because = {name: why for name, why in {**extra, **reasons}.items() if name in plan.packages}
+    plan.beside = sorted(beside)
     plan.secure_boot = signed
     _headers(case, plan)
     _surroundings(case, plan)
@@ -182,28 +186,7 @@ def _exact(
         if case.candidates(name):
             found[name] = case.candidates(name)[0]["version"]
             break
-    _toolkit(case, found)
     return found
-
-
-def _toolkit(case: Case, found: Dict[str, Optional[str]]) -> None:
-    """All four packages of the container toolkit at one version, where they are wanted."""
-    if not case.want["toolkit"]:
-        return
-    lacking = []
-    for name in case.known["toolkit"]:
-        offered = [item["version"] for item in (case.host["available"] or {}).get(name) or []]
-        fits = [item for item in offered if case.want["toolkit"] in (item, names.upstream(item))]
-        if fits:
-            found[name] = fits[0]
-        else:
-            lacking.append(f"{name} {case.want['toolkit']} is not offered ({', '.join(offered[:6]) or 'none'} is)")
-    if lacking:
-        case.refuse(
-            "toolkit-version",
-            "; ".join(lacking),
-            "Choose a version that all four packages of the container toolkit have",
-        )
 
 
 def _fitting(name: str, offered: Sequence[str], version: str, case: Case) -> Optional[str]:
@@ -258,13 +241,15 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
     plan.holds = sorted(plan.packages)
-    plan.blocklist = names.blocklist(known["globs"])
+    plan.blocklist = names.blocklist([*known["globs"], *driver_beside.globs(case)])
     if case.host["nvlink5"]:
         plan.load = list(known["fabric_modules"])
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
-    there = all((installed.get(name) or {}).get("version") == version for name, version in plan.packages.items())
+    lacks = [name for name, version in plan.packages.items() if (installed.get(name) or {}).get("version") != version]
+    there = set(lacks) <= set(plan.beside)
     plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
+    plan.beside_changes = bool(set(lacks) & set(plan.beside))
     if loaded and not same:
         kind = case.driver.get("flavour")
         plan.reboot_because.append(f"driver {loaded} ({kind}) is loaded, planned is {plan.version} ({plan.modules})")
@@ -324,6 +309,7 @@ def _files(case: Case, plan: DriverPlan) -> None:
     records = names.pins(
         plan.packages, source=case.origin, version=plan.version, known=case.known, family=case.family, nvidia_host=host
     )
+    records += driver_beside.pins(case, plan.packages)
     plan.files["preferences"] = names.preferences_text(records)
     plan.files["blocklist"] = names.blocklist_text(plan.blocklist)
     plan.files["modprobe"] = names.modprobe_text(
@@ -334,6 +320,13 @@ def _files(case: Case, plan: DriverPlan) -> None:
 def _preinstalled(case: Case) -> Choice:
     """Nothing is installed; what is there has to be right."""
     driver, want = case.driver, case.want
+    beside = [f"gpu_driver_{name}" for name in ("dcgm", "dcgm_exporter", "toolkit") if want[name]]
+    if beside:
+        case.refuse(
+            "driver-source",
+            f"{' and '.join(beside)} is set, and gpu_driver_source preinstalled installs nothing",
+            "Let the role install (gpu_driver_source: nvidia), or install these yourself and take the variable away",
+        )
     loaded = str(driver.get("loaded") or "")
     if not loaded:
         case.refuse(
