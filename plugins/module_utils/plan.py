@@ -543,6 +543,7 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         "hosts": [h.name for h in replica.hosts],
         "head": {"host": head.name, "address": head.address, "port": ports["api"]},
         "peers": [h.address for h in replica.hosts if h.name != host.name],
+        "agent_clients": agent_clients(replica, rank, fleet),
         "ports": ports,
         "config": config,
         "env": env,
@@ -565,7 +566,23 @@ def _openings(replica: Replica, rank: int, ports: Dict[str, int], fleet: Fleet) 
     # opens torch's store, too, so the ports are closed whatever the number of ranks.
     ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
     openings.append({"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers})
+    # Gateways ask the agents for health, monitors for numbers; an agent refuses everybody else itself, too.
+    openings.append(
+        {
+            "name": f"{replica.instance} agent",
+            "ports": [str(ports["agent"])],
+            "proto": "tcp",
+            "from": agent_clients(replica, rank, fleet),
+        }
+    )
     return openings
+
+
+def agent_clients(replica: Replica, rank: int, fleet: Fleet) -> List[str]:
+    """Addresses that a rank's agent answers: the other ranks, then gateways and monitors."""
+    own = replica.hosts[rank]
+    peers = [h.address for h in replica.hosts if h.name != own.name and h.address]
+    return peers + [address for address in fleet.watchers if address not in (*peers, own.address)]
 
 
 def summary(plan: Dict[str, Any]) -> List[str]:

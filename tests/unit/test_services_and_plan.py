@@ -216,12 +216,19 @@ def test_replicas_on_one_host_share_neither_gpu_nor_port():
 
 def test_openings_admit_ranks_only_from_peers():
     made, _ = judge("[{name: a, model: m, hosts_per_replica: 2, clients: [192.0.2.0/24]}]", fleet(3 - 1))
-    api, ranks = made["hosts"]["gpu-01"]["openings"]
+    api, ranks, agent = made["hosts"]["gpu-01"]["openings"]
     assert api["from"] == ["192.0.2.0/24", "198.51.100.200", "198.51.100.2"]
     assert ranks["from"] == ["198.51.100.2"]
     assert "40000-60999" in ranks["ports"]
-    (worker,) = made["hosts"]["gpu-02"]["openings"]
+    assert agent == {
+        "name": "a.0 agent",
+        "ports": ["8003"],
+        "proto": "tcp",
+        "from": ["198.51.100.2", "198.51.100.200"],  # the other rank and the gateway, no client
+    }
+    worker, agent = made["hosts"]["gpu-02"]["openings"]
     assert worker["from"] == ["198.51.100.1"]
+    assert agent["from"] == ["198.51.100.1", "198.51.100.200"]
 
 
 def test_replicas_on_unequal_hosts_have_sizes_of_their_own():
@@ -279,7 +286,7 @@ def test_a_single_process_lets_nobody_to_its_store():
 def test_a_host_without_an_address_is_no_source():
     hosts = {"gpu-01": host("gpu-01", 1), "gpu-02": dataclasses.replace(host("gpu-02", 2), address=None)}
     made, _ = judge("[{name: a, model: m, hosts_per_replica: 2}]", plan.Fleet(hosts=hosts, port_layout=LAYOUT))
-    assert [o["from"] for o in made["hosts"]["gpu-01"]["openings"]] == [[], []]
+    assert [o["from"] for o in made["hosts"]["gpu-01"]["openings"]] == [[], [], []]
 
 
 def test_a_single_host_with_several_ranks_lets_nobody_in():
