@@ -31,7 +31,21 @@ HOST: Dict[str, Any] = {
     "runfile": False,  # /usr/bin/nvidia-uninstall is there
     "compat": [],  # cuda-compat folders on the loader's path
     "audit": "",  # output of `dpkg --audit`
+    "unsettled": {},  # what dpkg left half done: {name: state}
+    "interrupted": False,  # whether dpkg was stopped while it wrote its status
+    "mark": None,  # what an unfinished run of the role left: {packages: {name: version}, stopped: [units]}
+    "dkms": None,  # output of `dkms status`; None: not looked
+    "kernel": None,  # the running one; None: not looked
 }
+# What the role writes, by kind as in DriverPlan.files.
+PATHS: Dict[str, str] = {
+    "source": "/etc/apt/sources.list.d/gpu-fleet-driver.sources",
+    "preferences": "/etc/apt/preferences.d/gpu-fleet-driver",
+    "blocklist": "/etc/apt/apt.conf.d/52gpu-fleet-driver",  # after unattended-upgrades' own 50unattended-upgrades
+    "modprobe": "/etc/modprobe.d/gpu-fleet-driver.conf",
+}
+# The key of a mirror; that of NVIDIA's own repository lies where its keyring package has it (data/driver.yml).
+MIRROR_KEYRING = "/usr/share/keyrings/gpu-fleet-driver.gpg"
 
 # What `want` may hold: the role's variables without gpu_driver_.
 WANT: Dict[str, Any] = {
@@ -41,6 +55,11 @@ WANT: Dict[str, Any] = {
     "modules": "auto",  # auto, open, proprietary
     "releases": [],  # that are to run here: {version, accelerator}
     "repository": None,  # another address than NVIDIA's own; needed with source mirror
+    "suite": "/",  # of that repository; what ends in a slash is a flat one, without components
+    "components": [],
+    "trusted": False,  # a folder whose files were compared with their checksums by the role itself; it has no key
+    "replace_sources": None,  # true: files that other ways of installing left may go, see `other_files` of data/driver.yml
+    "in_service": True,  # false: nothing takes the host's replicas out of service, so that a driver under them does not change
     "packages": [],  # names, where data/driver.yml has none
     "imex_nodes": [],  # addresses of the nodes of an NVLink domain
     "gpu_firmware": True,  # false: NVreg_EnableGpuFirmware=0
@@ -71,7 +90,11 @@ class DriverPlan:
     load      kernel modules to load before the Fabric Manager
     changes   whether anything of the driver changes; what is beside it has beside_changes, and disturbs nothing
     reboot    whether it takes a reboot, and why
-    files     what is written, by kind: source, preferences, blocklist, modprobe
+    files     what is written, by kind: source, preferences, blocklist, modprobe; PATHS says where
+    gone      files of apt that are taken away
+    builds    kernels that the modules are to be built for
+    finishes  packages that an earlier run of the role left half done, with their state
+    starts    units that an earlier run stopped and did not start again
     """
 
     system: str
@@ -97,6 +120,10 @@ class DriverPlan:
     secure_boot: Optional[str] = None
     initramfs: bool = False
     files: Dict[str, str] = field(default_factory=dict)
+    gone: List[str] = field(default_factory=list)
+    builds: List[str] = field(default_factory=list)
+    finishes: Dict[str, str] = field(default_factory=dict)
+    starts: List[str] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import compatibility, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import compatibility, driver_sources, driver_state
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import SOURCES, Case
 
@@ -185,10 +185,13 @@ def wheels(case: Case, version: str) -> None:
 def state(case: Case) -> None:
     """What stands in the way: broken or foreign packages, sources against each other, a driver changed under a running one."""
     host = case.host
-    if host["audit"].strip():
+    if not finishes(case) and (host["audit"].strip() or host["unsettled"] or host["interrupted"]):
+        told = host["audit"].strip() or ", ".join(
+            f"{name} is {what}" for name, what in sorted(host["unsettled"].items())
+        )
         case.refuse(
             "dpkg-broken",
-            f"dpkg --audit says: {' '.join(host['audit'].split())}",
+            f"dpkg --audit says: {' '.join(told.split()) or 'nothing, but dpkg was interrupted'}",
             "Finish it first: dpkg --configure -a, then apt-get -f install, and read what they would remove",
         )
     _signed_by(case)
@@ -221,10 +224,19 @@ def state(case: Case) -> None:
         )
 
 
+def finishes(case: Case) -> Dict[str, str]:
+    """What dpkg left half done, where all of it is what an earlier run of the role was at; nothing otherwise."""
+    mark, unsettled = case.host["mark"], case.host["unsettled"]
+    ours = set((mark or {}).get("packages") or ())
+    if mark is None or not set(unsettled) <= ours:
+        return {}
+    return dict(sorted(unsettled.items())) or ({"dpkg": "interrupted"} if case.host["interrupted"] else {})
+
+
 def _signed_by(case: Case) -> None:
-    """apt stops when two entries for one address name different keys."""
+    """apt stops when two entries for one address name different keys, the one to be written among them."""
     seen: Dict[Tuple[str, str], Dict[Optional[str], List[str]]] = {}
-    for item in case.host["sources"]:
+    for item in driver_sources.after(case):
         key = (item["uri"].rstrip("/"), item["suite"])
         files = seen.setdefault(key, {}).setdefault(item.get("signed_by"), [])
         files.append(item["file"])
@@ -235,7 +247,8 @@ def _signed_by(case: Case) -> None:
             case.refuse(
                 "apt-signed-by",
                 f"{uri} {suite} stands in several sources with different keys ({told}): apt says `Conflicting values set for option Signed-By` and stops",
-                f"Keep one of these files, for NVIDIA's repository the one with Signed-By: {keyring}",
+                f"Keep one of these files, for NVIDIA's repository the one with Signed-By: {keyring}"
+                + driver_sources.consent(case),
             )
 
 

@@ -111,15 +111,24 @@ def fabric(source: str, system: str, branch_: str, known: Mapping[str, Any]) -> 
 
 
 def source_text(
-    *, uri: str, suite: str, signed_by: str, components: Sequence[str] = (), architecture: Optional[str] = None
+    *,
+    uri: str,
+    suite: str,
+    signed_by: Optional[str],
+    components: Sequence[str] = (),
+    architecture: Optional[str] = None,
 ) -> str:
-    """One deb822 source, sources.list(5). A suite that ends in a slash is a flat repository and has no components."""
+    """One deb822 source, sources.list(5). A suite that ends in a slash is a flat repository and has no components.
+
+    signed_by  None only for a local folder, whose files were compared with their checksums: apt is told to trust it
+    """
     lines = ["Types: deb", f"URIs: {uri}", f"Suites: {suite}"]
     if components and not suite.endswith("/"):
         lines.append(f"Components: {' '.join(components)}")
     if architecture:
         lines.append(f"Architectures: {architecture}")
-    lines.append(f"Signed-By: {signed_by}")
+    local = uri.startswith(("file:", "copy:"))
+    lines += [f"Signed-By: {signed_by}"] if signed_by else ["Trusted: yes"] if local else []
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,12 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_beside, driver_checks, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    driver_beside,
+    driver_checks,
+    driver_sources,
+    driver_state,
+)
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import (
     HOST,
@@ -71,6 +76,7 @@ def choose(
     plan.beside = sorted(beside)
     plan.secure_boot = signed
     _headers(case, plan)
+    plan.finishes = driver_checks.finishes(case)
     _surroundings(case, plan)
     _disturbs(case, plan)
     _files(case, plan)
@@ -257,12 +263,33 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         plan.reboot_because.append(f"driver {loaded} is loaded, {case.driver['installed']} is installed")
     if case.facts.get("nouveau"):
         plan.reboot_because.append("nouveau holds the GPUs")
+    kernels, running = case.host["kernels"], case.host["kernel"]
+    if not loaded and running and kernels and running not in kernels:
+        plan.reboot_because.append(
+            f"kernel {running} runs and is not installed any more, so that no module is built for it"
+        )
+    plan.builds = _builds(case, plan)
     plan.initramfs = bool(case.facts.get("nouveau") or case.host["nouveau_in_initramfs"])
     plan.reboot = bool(plan.reboot_because)
 
 
+def _builds(case: Case, plan: DriverPlan) -> List[str]:
+    """Kernels that DKMS has no whole module for yet; all where nobody looked."""
+    if plan.secure_boot == "signed" or not any("dkms" in name for name in plan.packages):
+        return []
+    there = driver_state.dkms(case.host["dkms"] or "")
+    built = {
+        item.kernel
+        for item in there
+        if (item.version, item.state, item.warning) == (plan.version, "installed", "")
+        and item.module.startswith("nvidia")
+    }
+    return sorted(set(case.host["kernels"]) - built)
+
+
 def _disturbs(case: Case, plan: DriverPlan) -> None:
     """Services to stop and the reboot, each only with consent."""
+    plan.starts = [unit for unit in (case.host["mark"] or {}).get("stopped") or [] if unit not in case.host["units"]]
     if not plan.changes and not plan.reboot:
         return
     plan.stop = [unit for glob in case.known["stop_order"] for unit in sorted(fnmatch.filter(case.host["units"], glob))]
@@ -275,7 +302,13 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
             "Describe them in gpu_driver_mig_layout, so that they are made anew, or switch MIG off",
         )
     serving = [unit for unit in plan.stop if unit.startswith("vllm@")]
-    if plan.stop and case.want["stop_services"] is not True:
+    if serving and not case.want["in_service"]:
+        case.refuse(
+            "driver-serving",
+            f"{', '.join(serving)} serves on this host, and this playbook never changes the driver under a running service",
+            "Use playbooks/driver.yml, which takes one replica at a time out of service and proves it afterwards",
+        )
+    elif plan.stop and case.want["stop_services"] is not True:
         what = f"{', '.join(serving)} serves" if serving else f"{', '.join(plan.stop)} runs"
         case.refuse(
             "stop-consent",
@@ -292,14 +325,11 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
 
 def _files(case: Case, plan: DriverPlan) -> None:
     sources, host = case.known["sources"], None
-    if case.origin == "nvidia":
-        entry = sources["nvidia"]
-        architecture = entry["architectures"].get(str(case.facts.get("machine") or "x86_64"))
-        uri = case.want["repository"] or entry["repository"].format(
-            release=entry["releases"][plan.system], architecture=architecture
-        )
-        plan.files["source"] = names.source_text(uri=uri, suite=entry["suite"], signed_by=entry["keyring"]["path"])
-    else:
+    text = driver_sources.text(case)
+    if text is not None:
+        plan.files["source"] = text
+    plan.gone = driver_sources.gone(case, text)
+    if case.origin == "distribution":
         uris = [
             item["uri"]
             for item in case.host["sources"]
