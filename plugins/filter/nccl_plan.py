@@ -14,7 +14,7 @@ options:
     type: dict
     required: true
   settings:
-    description: Host, address, interface, variables, port_range, reserved_ports, fixed_ports and gateway.
+    description: Host, address, interface, peers, variables, port_range and what else module_utils/nccl.py names.
     type: dict
     required: true
 """
@@ -27,7 +27,9 @@ EXAMPLES = """
 
 RETURN = """
 _value:
-  description: C(interface), C(block) (lines for /etc/nccl.conf), C(sysctl), C(findings) and C(notes) as lists of text.
+  description: >-
+    C(interface), C(rdma), C(net_devices), C(block) (lines for /etc/nccl.conf), C(sysctl), C(header), C(findings) and
+    C(notes) as lists of text.
   type: dict
 """
 
@@ -40,7 +42,10 @@ def nccl_plan(network, settings):
     judged = nccl.plan(network, settings, data.load("nccl_variables"))
     return {
         "interface": judged.interface,
+        "rdma": judged.rdma,
+        "net_devices": judged.net_devices,
         "block": judged.block,
+        "header": judged.header,
         "sysctl": judged.sysctl,
         "findings": [str(item) for item in judged.findings],
         "notes": [str(item) for item in judged.notes],

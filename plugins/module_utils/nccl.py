@@ -13,11 +13,11 @@ Pure: standard library, Python 3.9 and newer, no Ansible import. Data comes as a
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import interfaces
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.nftables import PortRange, parse_ports
 
@@ -29,13 +29,24 @@ BEGIN, END = "# BEGIN gpu_fleet", "# END gpu_fleet"
 # a minute in TIME_WAIT (tcp(7)): 20,000 allow 333 new ones a second to each backend.
 MINIMUM, MINIMUM_GATEWAY = 4000, 20000
 
+# The line of the sysctl file that remembers the fleet's own reserved ports: those of others stay, and are told apart by it.
+_OWN_PORTS = "Reserved by the fleet: "
+
 
 @dataclass
 class NcclPlan:
-    """What the role writes, and what it found wrong. `notes` are worth knowing and stop nothing."""
+    """What the role writes, and what it found wrong. `notes` are worth knowing and stop nothing.
+
+    rdma         RDMA ports as device:port
+    net_devices  the same answer for UCX (UCX_NET_DEVICES), which asks for RDMA ports and interfaces in one list
+    header       first lines of the sysctl file; they remember which reserved ports are the fleet's own
+    """
 
     interface: Optional[str] = None
+    rdma: List[str] = field(default_factory=list)
+    net_devices: str = ""
     block: str = ""
+    header: str = ""
     sysctl: Dict[str, str] = field(default_factory=dict)
     findings: List[Finding] = field(default_factory=list)
     notes: List[Finding] = field(default_factory=list)
@@ -45,16 +56,20 @@ def plan(network: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping
     """Judge a host.
 
     network   what module network_facts returned
-    settings  host (its name), address, interface (or None), variables, port_range, reserved_ports, fixed_ports,
-              gateway (bool)
+    settings  what interfaces.choose and interfaces.rdma want, and variables, port_range, reserved_ports, fixed_ports,
+              gateway (bool), blocks {instance: {name: port}} of what is planned for the host
     known     data/nccl_variables.yml
     """
     host = settings["host"]
     result = NcclPlan()
     found = result.findings
-    result.interface = _interface(network["interfaces"], settings, found)
+    chosen = interfaces.choose(network, settings, found, result.notes)
+    result.interface = chosen["name"] if chosen else None
+    if "NCCL_IB_HCA" not in settings["variables"]:
+        result.rdma = interfaces.rdma(network, settings, found, result.notes)
+    result.net_devices = ",".join([*result.rdma, result.interface or ""]).rstrip(",")
     found.extend(judge_variables(settings["variables"], known, f"{host}: nccl_variables"))
-    result.block = _block(result.interface, settings)
+    result.block = _block(result, settings)
     _judge_file(network.get("nccl_conf") or "", result, known, host)
     _plan_ports(network, settings, result)
     return result
@@ -94,58 +109,16 @@ def own_block(text: str) -> Tuple[List[str], List[str]]:
     return inside, outside
 
 
-def _interface(
-    interfaces: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], found: List[Finding]
-) -> Optional[str]:
-    """The interface with the fleet's address, or the one that was named, which has to carry it, too."""
-    where = f"{settings['host']}: nccl_interface" if settings["interface"] else f"{settings['host']}: fleet_address"
-    address = _address(settings, found)
-    if address is None:
-        return None
-    carrier = next((item for item in interfaces if str(address) in item["addresses"]), None)
-    has = "; ".join(f"{item['name']} {', '.join(item['addresses']) or 'none'}" for item in interfaces)
-    if settings["interface"]:
-        named = next((item for item in interfaces if item["name"] == settings["interface"]), None)
-        if named is None:
-            fix = f"Name one of {', '.join(item['name'] for item in interfaces)}, or leave it out."
-            found.append(Finding("nccl-interface", where, f"there is no interface {settings['interface']}", fix))
-            return None
-        if named is not carrier:
-            there = f"it is on {carrier['name']}" if carrier else "no interface has it"
-            message = f"{named['name']} does not carry the fleet's address {address}; {there}"
-            found.append(Finding("nccl-interface", where, message, f"Addresses here: {has}."))
-            return None
-    elif carrier is None:
-        fix = f"Set it to an address of the cluster network. Addresses here: {has}."
-        found.append(Finding("nccl-interface", where, f"no interface carries {address}", fix))
-        return None
-    if not (carrier["up"] and carrier["running"]):
-        message = f"{carrier['name']} is {'up, but has no carrier' if carrier['up'] else 'down'}"
-        found.append(
-            Finding(
-                "nccl-interface",
-                where,
-                message,
-                f"Bring it up: ip link set {carrier['name']} up; look at cable and switch.",
-            )
-        )
-    return carrier["name"]
-
-
-def _address(settings: Mapping[str, Any], found: List[Finding]) -> Any:
-    try:
-        return ipaddress.ip_address(settings["address"])
-    except ValueError:
-        message = f"{settings['address']!r} is no IP address"
-        fix = "Give the host's address on the cluster network: NCCL and the firewall need it as such, names are not looked up."
-        found.append(Finding("nccl-interface", f"{settings['host']}: fleet_address", message, fix))
-        return None
-
-
-def _block(interface: Optional[str], settings: Mapping[str, Any]) -> str:
-    lines = [f"NCCL_SOCKET_IFNAME=={interface}"] if interface else []
-    if ":" in str(settings["address"]):
-        lines.append("NCCL_SOCKET_FAMILY=AF_INET6")
+def _block(result: NcclPlan, settings: Mapping[str, Any]) -> str:
+    """The family is always said: without it NCCL takes whichever address of the interface comes first."""
+    lines = []
+    if result.interface:
+        family = "AF_INET6" if ":" in str(settings["address"]) else "AF_INET"
+        lines = [f"NCCL_SOCKET_IFNAME=={result.interface}", f"NCCL_SOCKET_FAMILY={family}"]
+    if result.rdma:
+        lines.append(f"NCCL_IB_HCA=={','.join(result.rdma)}")
+    elif settings["rdma"] is not None and "NCCL_IB_DISABLE" not in settings["variables"]:
+        lines.append("NCCL_IB_DISABLE=1")
     lines += [f"{name}={value}" for name, value in sorted(settings["variables"].items())]
     return "\n".join(lines)
 
@@ -182,23 +155,66 @@ def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result:
             result.findings.append(
                 Finding("nccl-port-range", where, message, "Move the port, or add it to nccl_reserved_ports.")
             )
-    strangers = sorted(
-        {
-            item["port"]
-            for item in network["listeners"]
-            if low <= item["port"] <= high and item["uid"] != network["user_uid"]
-        }
-    )
-    strangers = [port for port in strangers if not _inside(port, reserved)]
+    _judge_blocks(network, settings, result.findings)
+    strangers = {
+        item["port"]: item
+        for item in network["listeners"]
+        if low <= item["port"] <= high and item["uid"] != network["user_uid"] and not _inside(item["port"], reserved)
+    }
     if strangers:
-        message = f"somebody listens inside {settings['port_range']}: {', '.join(map(str, strangers))}"
+        told = ", ".join(f"{port}{_listener(item)}" for port, item in sorted(strangers.items()))
+        message = f"somebody listens inside {settings['port_range']}: {told}"
         fix = "If one of them is a fixed port of a service, add it to nccl_reserved_ports; a port that the kernel chose does no harm."
         result.notes.append(Finding("nccl-port-range", where, message, fix))
     result.sysctl["net.ipv4.ip_local_port_range"] = f"{low} {high}"
-    if reserved:
-        result.sysctl["net.ipv4.ip_local_reserved_ports"] = ",".join(
-            f"{a}-{b}" if a != b else str(a) for a, b in reserved
-        )
+    theirs = _of_others(network)
+    former = _remembered(network)
+    if reserved or former or theirs:
+        both = parse_ports([*map(_port_text, reserved), *map(_port_text, theirs)])
+        # The empty value is the kernel's own for none: what the fleet no longer reserves is given back.
+        result.sysctl["net.ipv4.ip_local_reserved_ports"] = ",".join(map(_port_text, both))
+    result.header = f"{_OWN_PORTS}{','.join(map(_port_text, reserved)) or 'none'}"
+
+
+def _port_text(span: PortRange) -> str:
+    return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
+
+
+def _listener(item: Mapping[str, Any]) -> str:
+    """` (nginx, process 812, nginx.service)`, as far as it is known."""
+    told = [item.get("process"), f"process {item['pid']}" if item.get("pid") else None, item.get("unit")]
+    return f" ({', '.join(filter(None, told))})" if any(told) else f" (user id {item['uid']})"
+
+
+def _remembered(network: Mapping[str, Any]) -> Tuple[PortRange, ...]:
+    """The ports that the fleet's own file said it reserves; an altered line is taken for none."""
+    line = next((part for part in (network["sysctl_text"] or "").splitlines() if _OWN_PORTS in part), "")
+    try:
+        return parse_ports(filter(None, line.partition(_OWN_PORTS)[2].replace("none", "").split(",")))
+    except ValueError:
+        return ()
+
+
+def _of_others(network: Mapping[str, Any]) -> Tuple[PortRange, ...]:
+    """Ports that the kernel keeps back and the fleet did not ask for: somebody else did, and they stay."""
+    own = {port for low, high in _remembered(network) for port in range(low, high + 1)}
+    try:
+        present = parse_ports(filter(None, network["reserved_ports"].split(",")))
+    except ValueError:
+        return ()
+    return parse_ports(port for low, high in present for port in range(low, high + 1) if port not in own)
+
+
+def _judge_blocks(network: Mapping[str, Any], settings: Mapping[str, Any], found: List[Finding]) -> None:
+    """Somebody who listens on a port of a planned replica and is not that replica's own unit."""
+    for instance, ports in settings["blocks"].items():
+        own = (f"vllm@{instance}.service", f"vllm-agent@{instance}.service")
+        for name, port in sorted(ports.items(), key=lambda item: item[1]):
+            taken = [item for item in network["listeners"] if item["port"] == port and item.get("unit") not in own]
+            if taken:
+                message = f"port {port} ({name} of {instance}) is taken{_listener(taken[0])}"
+                fix = "Stop that listener, or give the service another port_base."
+                found.append(Finding("port-taken", settings["host"], message, fix))
 
 
 def judge_range(text: Any, where: str, found: List[Finding], *, gateway: bool) -> Optional[PortRange]:

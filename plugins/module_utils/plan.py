@@ -472,7 +472,7 @@ def _plan(
         "addresses": {host.name: host.address for host in fleet.hosts.values()},
         "services": {},
         "replicas": {},
-        "hosts": {name: {"instances": [], "openings": []} for name in fleet.hosts},
+        "hosts": {name: {"instances": [], "openings": [], "peers": {}} for name in fleet.hosts},
     }
     for service in services:
         own = [r for r in replicas if r.service is service]
@@ -499,6 +499,7 @@ def _plan(
             entry = plan["hosts"][host.name]
             entry["instances"].append(_rank(replica, rank, size, ports, fleet))
             entry["openings"].extend(_openings(replica, rank, ports, fleet))
+            entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
     return plan
 
 

@@ -31,6 +31,7 @@ OWNED_ENV = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "Use the variable vllm_service_start_timeout",
     "GLOO_SOCKET_IFNAME": "Use the variable nccl_interface",
     "NCCL_SOCKET_IFNAME": "Use the variable nccl_interface",
+    "UCX_NET_DEVICES": "Use the variables nccl_interface and nccl_rdma_devices",
     "HF_HUB_OFFLINE": "Leave it out: models come by model_store_models, and hosts ask no hub",
     **dict.fromkeys(
         (

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: network_facts
-short_description: Interfaces, TCP listeners and /etc/nccl.conf of a host, without judgement
+short_description: Interfaces, RDMA ports, routes, TCP listeners and /etc/nccl.conf of a host, without judgement
 version_added: 0.1.0
 description:
   - Reads what role nccl judges on the controller. Changes nothing, returns no facts by itself.
+  - Interfaces and routes are what C(ip) of iproute2 prints as JSON; RDMA ports what the kernel shows below
+    /sys/class/infiniband (Documentation/ABI/stable/sysfs-class-infiniband of the kernel).
 author: The gpu_fleet authors (@gpu-fleet)
 options:
   user:
     description: A user whose id is wanted, too.
     type: str
+  peers:
+    description: Addresses whose route is wanted, too.
+    type: list
+    elements: str
+    default: []
+  sysctl_file:
+    description: A file of sysctl.d(5) whose text is wanted, too.
+    type: path
 requirements: [ip]
 attributes:
   check_mode: {support: full, description: Only looks.}
@@ -31,23 +41,57 @@ EXAMPLES = r"""
 
 RETURN = r"""
 interfaces:
-  description: Every interface; C(running) is the kernel's IFF_RUNNING, which NCCL asks for.
+  description:
+    - Every interface. C(running) is the kernel's IFF_RUNNING, which NCCL asks for. C(speed) is in Mb/s, null where the
+      kernel knows none; C(kind) is null for hardware, C(lower) names what it stands on and C(master) what it is part of.
+    - C(addresses) are in the kernel's order, with C(networks) beside them; C(unusable) says which of them cannot be used,
+      and why.
   type: list
   elements: dict
   returned: success
-  sample: [{name: eth0, up: true, running: true, mtu: 1500, addresses: [10.0.0.1, "fe80::1"]}]
+  sample:
+    - name: bond0
+      kind: bond
+      up: true
+      running: true
+      speed: 200000
+      mtu: 9000
+      master: null
+      lower: [eth2, eth3]
+      addresses: [10.0.0.1, "fe80::1"]
+      networks: [10.0.0.1/24, "fe80::1/64"]
+      unusable: {"fe80::1": tentative}
+rdma:
+  description: Every port of every RDMA device; C(rate) is in Gb/s, C(netdev) the interface of a RoCE port.
+  type: list
+  elements: dict
+  returned: success
+  sample: [{device: mlx5_0, port: 1, state: ACTIVE, phys_state: LinkUp, link_layer: InfiniBand, rate: 400.0, netdev: ib0}]
+routes:
+  description: For each peer how the kernel would reach it, C(dev), C(source) and C(via), or C(error).
+  type: dict
+  returned: success
+  sample: {10.0.0.2: {dev: bond0, source: 10.0.0.1, via: null, error: null}}
 listeners:
-  description: TCP ports somebody listens on, with the user id of the listener.
+  description: TCP sockets that listen, with the user id, and process and systemd unit of the listener where they are known.
   type: list
   elements: dict
   returned: success
-  sample: [{port: 22, uid: 0}]
+  sample: [{port: 22, uid: 0, address: 0.0.0.0, pid: 612, process: sshd, unit: ssh.service}]
 user_uid:
   description: Id of the user; null when there is none.
   type: int
   returned: success
 nccl_conf:
   description: Text of /etc/nccl.conf; null when there is none.
+  type: str
+  returned: success
+reserved_ports:
+  description: What net.ipv4.ip_local_reserved_ports says.
+  type: str
+  returned: success
+sysctl_text:
+  description: Text of sysctl_file; null when there is none.
   type: str
   returned: success
 """
@@ -57,39 +101,33 @@ import pwd
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files
-
-LISTEN = "0A"  # TCP_LISTEN of include/net/tcp_states.h, as /proc/net/tcp prints it
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, network
 
 
-def interfaces(module):
-    """`ip -json address`, reduced. operstate UNKNOWN is what loopback and tunnels have while they work."""
+def ip_json(module, *arguments):
+    """What `ip -json ARGUMENTS` prints, parsed; the error's text where it fails."""
     ip = module.get_bin_path("ip", opt_dirs=["/usr/sbin", "/sbin"])
     if ip is None:
         module.fail_json(msg=f"{socket.gethostname()}: the command ip is missing; install the package iproute2")
-    out = module.run_command([ip, "-json", "address", "show"], check_rc=True)[1]
-    return [
-        {
-            "name": item["ifname"],
-            "up": "UP" in item["flags"],
-            "running": item.get("operstate") in ("UP", "UNKNOWN"),
-            "mtu": item.get("mtu"),
-            "addresses": [address["local"] for address in item.get("addr_info", []) if "local" in address],
-        }
-        for item in json.loads(out)
-        if "ifname" in item
-    ]
+    rc, out, err = module.run_command([ip, "-json", *arguments])
+    return (json.loads(out or "[]"), None) if rc == 0 else ([], err.strip())
 
 
-def listeners():
-    """Lines of /proc/net/tcp and tcp6 in state LISTEN (proc_pid_net(5)): port in hex after the last colon, uid."""
-    found = set()
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (host_files.read(path) or "").splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN:
-                found.add((int(fields[1].rsplit(":", 1)[1], 16), int(fields[7])))
-    return [{"port": port, "uid": uid} for port, uid in sorted(found)]
+def interfaces(module):
+    """`ip -json -details address`, reduced, with the speeds of sysfs."""
+    found, error = ip_json(module, "-details", "address", "show")
+    if error:
+        module.fail_json(msg=f"{socket.gethostname()}: ip address show: {error}")
+    return network.interfaces(found)
+
+
+def routes(module, peers):
+    """How the kernel would reach each peer, with what ip says where it would not."""
+    found = {}
+    for peer in peers:
+        answer, error = ip_json(module, "route", "get", peer)
+        found[peer] = network.route(answer, error)
+    return found
 
 
 def uid_of(name):
@@ -102,13 +140,25 @@ def uid_of(name):
 
 def main():
     """Look, and return."""
-    module = AnsibleModule(argument_spec={"user": {"type": "str"}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={
+            "user": {"type": "str"},
+            "peers": {"type": "list", "elements": "str", "default": []},
+            "sysctl_file": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
     module.exit_json(
         changed=False,
         interfaces=interfaces(module),
-        listeners=listeners(),
-        user_uid=uid_of(module.params["user"]),
+        rdma=network.rdma_ports(),
+        routes=routes(module, given["peers"]),
+        listeners=network.listeners(),
+        user_uid=uid_of(given["user"]),
         nccl_conf=host_files.read("/etc/nccl.conf"),
+        reserved_ports=(host_files.read("/proc/sys/net/ipv4/ip_local_reserved_ports") or "").strip(),
+        sysctl_text=host_files.read(given["sysctl_file"]) if given["sysctl_file"] else None,
     )
 
 

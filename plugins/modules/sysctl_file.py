@@ -66,7 +66,7 @@ def set_live(module, name, value):
     path = sysctl.proc_path(name)
     try:
         with open(path, "w", encoding="ascii") as handle:
-            handle.write(value)
+            handle.write(f"{value}\n")  # with a newline: writing no byte at all would leave the former value
     except OSError as error:
         fail(
             module,

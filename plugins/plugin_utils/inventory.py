@@ -26,6 +26,7 @@ FACTS = (
     "vllm_runtime_release",
     "vllm_runtime_other_releases",
     "nccl_chosen_interface",
+    "nccl_chosen_net_devices",
     "nccl_chosen_settings",
     "gpu_topology_facts",
     "gpu_topology_findings",

@@ -1,28 +1,50 @@
 """The interface, the ports and the file of NCCL: what is chosen, and what is refused."""
 
 import pytest
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import nccl
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import interfaces, nccl
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
 
 KNOWN = data.load("nccl_variables")
+FOUR = "NCCL_SOCKET_FAMILY=AF_INET"
 
 
-def interface(name, *addresses, up=True, running=True):
-    return {"name": name, "up": up, "running": running, "mtu": 1500, "addresses": list(addresses)}
+def interface(name, *addresses, up=True, running=True, **more):
+    """What network_facts returns of an interface; of an address without a prefix the usual one."""
+    bare = [address.partition("/")[0] for address in addresses]
+    usual = {4: 24, 6: 64}
+    networks = [text if "/" in text else f"{text}/{usual[interfaces.family(text)]}" for text in addresses]
+    plain = {"kind": None, "speed": None, "mtu": 1500, "master": None, "lower": [], "unusable": {}}
+    return {"name": name, "up": up, "running": running, "addresses": bare, "networks": networks, **plain, **more}
 
 
-def judge(conf=None, interfaces=None, listeners=(), **settings):
-    network = {
-        "interfaces": interfaces
+def facts(shown=None, conf=None, *, listeners=(), routes=None, rdma=(), reserved="", sysctl=None):
+    """What network_facts returns of a host."""
+    return {
+        "interfaces": shown
         or [interface("lo", "127.0.0.1"), interface("eth0", "10.0.0.1"), interface("eth1", "10.1.0.1", "fd00::1")],
-        "listeners": [{"port": port, "uid": uid} for port, uid in listeners],
+        "listeners": [{"port": port, "uid": uid, **dict(*more)} for port, uid, *more in listeners],
         "nccl_conf": conf,
         "user_uid": 990,
+        "routes": routes or {},
+        "rdma": list(rdma),
+        "reserved_ports": reserved,
+        "sysctl_text": sysctl,
     }
+
+
+def judge(conf=None, shown=None, *, listeners=(), routes=None, rdma_ports=(), reserved="", sysctl=None, **settings):
+    """The judgement of a host whose network is as given."""
+    more = {"listeners": listeners, "routes": routes, "rdma": rdma_ports, "reserved": reserved, "sysctl": sysctl}
+    network = facts(shown, conf, **more)
     usual = {
         "host": "gpu-01",
         "address": "10.1.0.1",
+        "address_stated": True,
         "interface": None,
+        "rdma": None,
+        "peers": {},
+        "others": {},
+        "blocks": {},
         "variables": {},
         "port_range": "40000-60999",
         "reserved_ports": [],
@@ -38,7 +60,7 @@ def said(found):
 
 def test_the_interface_with_the_fleets_address_is_chosen():
     result = judge()
-    assert (result.interface, result.block, said(result.findings)) == ("eth1", "NCCL_SOCKET_IFNAME==eth1", [])
+    assert (result.interface, result.block, said(result.findings)) == ("eth1", f"NCCL_SOCKET_IFNAME==eth1\n{FOUR}", [])
 
 
 def test_an_ipv6_address_is_found_however_it_is_written_and_sets_the_family():
@@ -69,7 +91,7 @@ def test_a_wrong_interface_or_address_is_one_clear_finding(settings, word):
     ("state", "word"), [({"up": False, "running": False}, "eth1 is down"), ({"running": False}, "has no carrier")]
 )
 def test_an_interface_that_is_down_is_found(state, word):
-    (finding,) = said(judge(interfaces=[interface("eth1", "10.1.0.1", **state)]).findings)
+    (finding,) = said(judge(shown=[interface("eth1", "10.1.0.1", **state)]).findings)
     assert word in finding
 
 
@@ -94,7 +116,7 @@ def test_variables_that_do_nothing_or_harm_are_refused(name, value, word):
 
 def test_variables_of_nccl_are_written_in_order():
     result = judge(variables={"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_DEBUG": "WARN"})
-    assert result.block.splitlines()[1:] == ["NCCL_DEBUG=WARN", "NCCL_IB_HCA==mlx5_0:1"]
+    assert result.block.splitlines()[2:] == ["NCCL_DEBUG=WARN", "NCCL_IB_HCA==mlx5_0:1"]
 
 
 def test_lines_of_others_are_notes_where_they_do_nothing_and_findings_where_they_contradict():
@@ -137,7 +159,41 @@ def test_the_smallest_ranges_that_are_allowed(settings):
 
 
 def test_a_strangers_listener_inside_the_range_is_a_note_the_services_own_is_none():
-    result = judge(listeners=[(45001, 0), (45002, 990), (22, 0), (50051, 0)], reserved_ports=["50051"])
+    named = {"process": "rpc.statd", "pid": 700, "unit": "rpc-statd.service"}
+    listening = [(45001, 0), (45003, 0, named), (45002, 990), (22, 0), (50051, 0)]
+    result = judge(listeners=listening, reserved_ports=["50051"])
     (note,) = said(result.notes)
-    assert "somebody listens inside 40000-60999: 45001. " in note
+    assert "inside 40000-60999: 45001 (user id 0), 45003 (rpc.statd, process 700, rpc-statd.service). " in note
     assert result.findings == []
+
+
+def test_reserved_ports_of_others_stay_and_the_fleets_own_go_when_they_are_no_longer_wanted():
+    result = judge(reserved_ports=["50051"], reserved="30000,45000-45010")
+    assert result.sysctl["net.ipv4.ip_local_reserved_ports"] == "30000,45000-45010,50051"
+    assert result.header == "Reserved by the fleet: 50051"
+    later = judge(reserved="30000,45000-45010,50051", sysctl=f"# x\n# {result.header}\n")
+    assert later.sysctl["net.ipv4.ip_local_reserved_ports"] == "30000,45000-45010"
+    assert judge(reserved="50051", sysctl=f"# {result.header}").sysctl["net.ipv4.ip_local_reserved_ports"] == ""
+
+
+def test_a_second_run_reserves_the_same():
+    first = judge(reserved_ports=["50051"], reserved="30000").sysctl["net.ipv4.ip_local_reserved_ports"]
+    again = judge(reserved_ports=["50051"], reserved=first, sysctl="# Reserved by the fleet: 50051")
+    assert again.sysctl["net.ipv4.ip_local_reserved_ports"] == first
+
+
+BLOCK = {"chat.0": {"api": 8000, "rank_store": 8001}}
+
+
+def test_a_foreign_listener_on_a_port_of_a_replica_is_named():
+    foreign = {"process": "nginx", "pid": 812, "unit": "nginx.service"}
+    own = {"process": "python", "pid": 900, "unit": "vllm@chat.0.service"}
+    (finding,) = said(judge(blocks=BLOCK, listeners=[(8000, 0, foreign), (8001, 990, own)]).findings)
+    assert finding.startswith("gpu-01: port 8000 (api of chat.0) is taken (nginx, process 812, nginx.service). ")
+    (finding,) = said(judge(blocks=BLOCK, listeners=[(8001, 990, {**own, "unit": "vllm@old.0.service"})]).findings)
+    assert "vllm@old.0.service" in finding
+
+
+def test_listeners_of_the_replica_and_its_agent_and_on_other_ports_are_none():
+    own = [(8000, 990, {"unit": "vllm@chat.0.service"}), (8001, 0, {"unit": "vllm-agent@chat.0.service"}), (8002, 0)]
+    assert judge(blocks=BLOCK, listeners=own).findings == []
