@@ -198,7 +198,7 @@ def state(case: Case) -> None:
     foreign = [
         f"{name} {item['version']} ({item.get('origin') or 'offered by no source'})" for name, item in _foreign(case)
     ]
-    if foreign:
+    if foreign and host["available"] is not None:
         case.refuse(
             "driver-foreign",
             f"packages of another provider than {case.want['source']} are installed: {', '.join(foreign)}",

@@ -1,0 +1,154 @@
+"""Filters that judge a host's driver, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = """
+name: driver_plan
+short_description: Say which driver a host gets, with every package, and what stands against it
+description:
+  - Takes what P(gpu_fleet.vllm.gpu_facts#module) and P(gpu_fleet.vllm.driver_facts#module) returned, and what apt offers and would
+    do as P(gpu_fleet.vllm.driver_apt#module) returned it, and judges it by data/driver.yml and data/versions.yml.
+positional: settings
+options:
+  _input:
+    description: >-
+      C(gpu) and C(host), the results of both modules; C(available) and C(simulation), of the third; both are left out before it was
+      asked.
+    type: dict
+    required: true
+  settings:
+    description: C(host), its name in messages, and C(want), the variables of role gpu_driver without their prefix.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = """
+- name: Plan the driver
+  ansible.builtin.set_fact:
+    planned: "{{ {'gpu': gpu, 'host': surroundings} | gpu_fleet.vllm.driver_plan({'host': inventory_hostname, 'want': {}}) }}"
+"""
+
+RETURN = """
+_value:
+  description: >-
+    C(plan) (see module_utils/driver_case.py, DriverPlan), null where something stands against one; C(changes), what apt would do, by
+    C(install), C(upgrade), C(remove) and C(along) (dependencies that the plan does not name); C(repository), the source that apt needs
+    with its key; C(satisfied), whether every package that is wanted is there; C(stops) and C(notes), lists of text; C(lines), the
+    plan as text; C(findings).
+  type: dict
+"""
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (  # noqa: E402
+    driver_apt,
+    driver_plan,
+    driver_proof,
+    driver_show,
+    driver_sources,
+    driver_state,
+)
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import HOST, PATHS, Case  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+
+# Nothing can be said of a version before the lists of packages are read; it is asked again then.
+LATER = {"driver-version"}
+
+
+def plan_driver(look, settings):
+    """See DOCUMENTATION."""
+    known, versions = data.load("driver"), data.load("versions")
+    gpu, name, want = look["gpu"], settings["host"], settings["want"]
+    available = look.get("available")
+    host = _host(look["host"], available)
+    choice = driver_plan.choose(gpu, want, host, known, versions=versions, where=name)
+    found = list(choice.findings)
+    plan, changes = choice.plan, None
+    if plan and look.get("simulation") is not None:
+        simulation = driver_apt.read(look["simulation"])
+        installed = {package: item["version"] for package, item in host["packages"].items()}
+        against = driver_apt.compare(
+            simulation,
+            {**plan.packages, **dict.fromkeys(plan.headers)},
+            version=plan.version,
+            known=known,
+            removes=tuple(plan.may_remove),
+            installed=installed,
+            host=name,
+        )
+        found += [finding for finding in against if not _named(finding, simulation, plan)]
+        changes = driver_show.changes(simulation, plan)
+    errors = [finding for finding in found if finding.severity == "error"]
+    if available is None and {finding.id for finding in errors} <= LATER and want.get("source") != "preinstalled":
+        errors = []
+    case = Case(gpu, want, host, known, versions=versions, where=name)
+    return {
+        "plan": plan.as_dict() if plan and not errors else None,
+        "changes": changes,
+        "repository": driver_sources.repository(case),
+        "source": driver_sources.text(case),
+        "gone": driver_sources.gone(case, driver_sources.text(case)),
+        "paths": PATHS,
+        "satisfied": bool(plan and _satisfied(plan, host, known)),
+        "stops": [str(finding) for finding in errors],
+        "notes": [str(finding) for finding in found if finding.severity != "error"],
+        "findings": [finding.as_dict() for finding in found],
+        "lines": driver_show.lines(plan, changes, host) if plan else [],
+    }
+
+
+def _host(told, available):
+    """What module driver_facts returned, as driver_plan wants it."""
+    host = {key: told[key] for key in HOST if key in told}
+    offered = available or {}
+    host["available"] = available
+    host["packages"] = {
+        name: {**item, "origin": _origin(offered.get(name, ()), item["version"])}
+        for name, item in told["packages"].items()
+    }
+    initrds = [item.get("initrd") or {} for item in told["kernels"].values()]
+    host["nouveau_in_initramfs"] = any(item.get("nouveau") and not item.get("ours") for item in initrds)
+    return host
+
+
+def _origin(offered, version):
+    return next((item["origin"] for item in offered if item["version"] == version), None)
+
+
+def _named(finding, simulation, plan):
+    """What the headers of a kernel need beside them (linux-headers-6.1.0-18-common) comes along and changes no kernel."""
+    return finding.id == "apt-kernel" and any(
+        change.name.startswith("linux-headers-") and change.old is None and str(change) in finding.message
+        for change in simulation.changes
+        if plan.headers
+    )
+
+
+def _satisfied(plan, host, known):
+    """Whether all packages are there in their version, as far as it is known without apt's lists."""
+    there = host["packages"]
+    return not plan.finishes and all(
+        package in there
+        and (not names.of_driver(package, known) or names.upstream(there[package]["version"]) == plan.version)
+        for package in [*plan.packages, *plan.headers]
+    )
+
+
+def driver_builds(text, settings):
+    """What `dkms status` says against a plan, as text, for every kernel that can be booted; nothing where all are built."""
+    found = driver_state.dkms_findings(
+        text, version=settings["version"], kernels=settings["kernels"], host=settings["host"]
+    )
+    return [str(finding) for finding in found]
+
+
+def prove_driver(facts, settings):
+    """What is not as planned on a host, as text: settings are cuda (the result of module cuda_init), plan, and host."""
+    found = driver_proof.findings(facts, settings["cuda"], settings["plan"], data.load("driver"), settings["host"])
+    return [str(finding) for finding in found]
+
+
+class FilterModule:
+    """Filters of this file."""
+
+    def filters(self):
+        return {"driver_plan": plan_driver, "driver_builds": driver_builds, "driver_proof": prove_driver}

@@ -1,0 +1,85 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Whether the driver that a host has is the planned one and works: what is loaded, what is installed, what CUDA says.
+
+Pure: standard library, Python 3.9 and newer, no Ansible import.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import NVIDIA
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
+
+
+def findings(
+    facts: Mapping[str, Any], cuda: Mapping[str, Any], plan: Mapping[str, Any], known: Mapping[str, Any], host: str = ""
+) -> List[Finding]:
+    """Everything that is not as planned; nothing when the driver is proved.
+
+    facts  what module gpu_facts returned
+    cuda   what module cuda_init returned
+    plan   a DriverPlan as a dictionary
+    """
+    found: List[Finding] = []
+    driver, version = facts.get("driver") or {}, str(plan["version"])
+    loaded = names.upstream(str(driver.get("loaded") or ""))
+    if not loaded:
+        fix = "Look at the kernel log for NVRM and nvidia: `journalctl -k -g 'NVRM|nvidia'`, then `modprobe nvidia`"
+        return [Finding("driver-not-loaded", host, f"driver {version} is planned and none is loaded", fix)]
+    if loaded != version:
+        fix = "Reboot the host (gpu_driver_reboot: true lets the role do it)"
+        found.append(Finding("driver-mismatch", host, f"driver {version} is planned, {loaded} is loaded", fix))
+    fault = driver_state.mismatch(loaded, driver.get("installed"), host)
+    found += [fault] if fault else []
+    found += _cuda(facts, cuda, known, host)
+    found += _counts(facts, cuda, host)
+    manager = facts.get("fabric_manager") or {}
+    if (facts.get("nvswitch") or {}).get("devices") or manager.get("installed"):
+        if manager.get("installed") != loaded:
+            have = f"Fabric Manager {manager['installed']}" if manager.get("installed") else "no Fabric Manager"
+            message = f"{have} is installed and driver {loaded} is loaded"
+            found.append(Finding("fabric-version", host, message, f"Install the Fabric Manager {loaded}"))
+        elif manager.get("state") != "active":
+            fix = "Read `journalctl -u nvidia-fabricmanager`; it starts with a driver of its own version only"
+            found.append(Finding("fabric-manager", host, f"the Fabric Manager is {manager.get('state')}", fix))
+    return found
+
+
+def _cuda(facts: Mapping[str, Any], cuda: Mapping[str, Any], known: Mapping[str, Any], host: str) -> List[Finding]:
+    if cuda.get("code") is None:
+        fix = "Look whether libcuda.so.1 is there (`ldconfig -p`) and of the driver's version, and at the kernel log for NVRM"
+        return [Finding("cuda-init", host, f"cuInit was not reached: {cuda.get('error')}", fix)]
+    return driver_state.cuinit(int(cuda["code"]), known, facts, host)
+
+
+def _counts(facts: Mapping[str, Any], cuda: Mapping[str, Any], host: str) -> List[Finding]:
+    """Cards on the bus, GPUs that the driver has, devices that CUDA has."""
+    found = []
+    cards = [card for card in facts.get("pci_gpus") or [] if card.get("vendor_id") == NVIDIA]
+    gpus = facts.get("gpus") or []
+    if len(gpus) != len(cards):
+        message = f"{len(cards)} NVIDIA cards are on the PCI bus, the driver has {len(gpus)}"
+        found.append(
+            Finding(
+                "driver-gpus",
+                host,
+                message,
+                "Look at the kernel log for NVRM: a card that failed, or one of another kind of modules",
+            )
+        )
+    sliced = any((gpu.get("mig") or {}).get("current") == "Enabled" for gpu in gpus)
+    if cuda.get("code") == 0 and not sliced and cuda.get("devices") not in (None, len(gpus)):
+        message = f"CUDA sees {cuda['devices']} devices, the driver has {len(gpus)} GPUs"
+        found.append(
+            Finding(
+                "cuda-devices",
+                host,
+                message,
+                "Look for CUDA_VISIBLE_DEVICES in /etc/environment, and at the kernel log",
+            )
+        )
+    return found
