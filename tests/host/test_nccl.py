@@ -31,7 +31,7 @@ def test_the_next_boot_gives_the_same_range(host):
 
 def test_the_file_names_exactly_the_interface_of_the_fleets_address(host, host_name):
     said = lines(host, "/etc/nccl.conf")
-    assert said[:2] == ["NCCL_SOCKET_IFNAME==host0", "NCCL_DEBUG=WARN"]
+    assert said[:3] == ["NCCL_SOCKET_IFNAME==host0", "NCCL_SOCKET_FAMILY=AF_INET", "NCCL_DEBUG=WARN"]
     # The lab's hosts have one interface beside lo, and it carries the address by which the peer is known.
     peer = {"gpu-01": "gpu-02", "gpu-02": "gpu-01"}[host_name]
     assert " dev host0 " in host.check_output(f"ip route get $(getent ahostsv4 {peer} | cut -d' ' -f1)")
