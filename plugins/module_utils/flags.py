@@ -24,6 +24,11 @@ OWNED = {
     "master-addr": "the first host of the replica and its fleet_address",
     "master-port": "the key `port_base` of the service",
     "headless": "the rank of the host",
+    "data-parallel-address": "the first host of the replica and its fleet_address",
+    "data-parallel-rpc-port": "the key `port_base` of the service",
+    "data-parallel-size-local": "data-parallel-size, which is spread evenly over the hosts of a replica",
+    "data-parallel-start-rank": "the order of `hosts`",
+    "data-parallel-rank": "the order of `hosts`",
     "api-key": "the variable vllm_service_api_keys, which keeps keys out of files that others may read",
     "config": "this mapping itself",
     "uds": "TCP ports, which peers and the gateway reach",
@@ -35,6 +40,14 @@ UNSUPPORTED = {
     **dict.fromkeys(
         ("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh"),
         (_NO_TLS, _TLS_FIX),
+    ),
+    # Every data-parallel rank with an API of its own, balanced by somebody else.
+    **dict.fromkeys(
+        ("data-parallel-external-lb", "data-parallel-multi-port-external-lb", "data-parallel-supervisor-port"),
+        (
+            "it gives every rank an API and a port of its own, which no probe asks and no rule opens",
+            "Leave it out: several replicas are balanced by a gateway, and data-parallel-hybrid-lb gives each host an API",
+        ),
     ),
     "root-path": (
         "the readiness probe asks /v1/completions, another path is not supported yet",

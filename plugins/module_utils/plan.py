@@ -289,7 +289,8 @@ def _gpus(service: Service, group: Tuple[Host, ...]) -> Tuple[Optional[List[int]
 def _sizes(replica: Replica, fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding]]:
     """Parallel sizes of a replica, planned where the user gave none, what else is planned, and why.
 
-    Tensor parallelism stays within a host (its traffic needs NVLink or PCIe), pipeline parallelism goes across.
+    Tensor parallelism stays within a host (its traffic needs NVLink or PCIe), pipeline parallelism goes across. Data
+    parallel ranks are never cut: each host has as many of them, whole.
     """
     service, where = replica.service, f"service {replica.service.name}"
     nodes = len(replica.hosts)
@@ -309,11 +310,14 @@ def _sizes(replica: Replica, fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding
         reasons.extend(f"{choice.flag} {choice.value}: {choice.reason}" for choice in planned.choices)
         tensor, pipeline = tensor or planned.tensor, pipeline or planned.pipeline
         data = data or _whole_or_none(planned.args.get("data-parallel-size"))
+    local = _ranks_of_host(data or 1, nodes)
     if tensor is None:
-        tensor = _share(places // nodes if places else 1, (data or 1) * (prefill or 1))
+        tensor = _share(places // nodes if places else 1, local * (prefill or 1))
         reasons.append(f"tensor-parallel-size {tensor}: the {'GPUs of one host' if places else 'CPU of one host'}")
     if pipeline is None:
-        pipeline = _share(places, tensor * (data or 1) * (prefill or 1)) if places else max(1, nodes // tensor)
+        pipeline = (
+            _share(places, tensor * (data or 1) * (prefill or 1)) if places else max(1, nodes // (tensor * (data or 1)))
+        )
         reasons.append(f"pipeline-parallel-size {pipeline}: across {nodes} host{'s' if nodes > 1 else ''}")
     world = tensor * pipeline * (data or 1) * (prefill or 1)
     told = " x ".join(
@@ -341,11 +345,36 @@ def _sizes(replica: Replica, fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding
             )
         )
     if nodes > 1 and (data or 1) > 1:
-        message = f"data-parallel-size {data} within one replica of {nodes} hosts"
-        found.append(
-            Finding("data-parallel-hosts", where, message, "Use several replicas instead: a smaller hosts_per_replica")
+        found.extend(_data_findings(where, data or 1, nodes))
+        balancing = (
+            "each host's own API balances over its ranks" if _hybrid(service) else "the head's API balances over all"
         )
-    return {"tensor": tensor, "pipeline": pipeline, "world": world, "reasons": reasons, **more}, found
+        reasons.append(f"data-parallel-size {data}: {local} on each of {nodes} hosts, {balancing}")
+    sizes = {"tensor": tensor, "pipeline": pipeline, "data": data or 1, "world": world}
+    return {**sizes, "reasons": reasons, **more}, found
+
+
+def _ranks_of_host(data: int, nodes: int) -> int:
+    """Data-parallel ranks on each host of a replica, where they divide; else as if all were on one."""
+    return data // nodes if data % nodes == 0 else data
+
+
+def _hybrid(service: Service) -> bool:
+    """Whether each host of a replica has an API of its own, for its own data-parallel ranks."""
+    return service.args.get("data-parallel-hybrid-lb") is True
+
+
+def _data_findings(where: str, data: int, nodes: int) -> List[Finding]:
+    """Data parallelism within a replica of several hosts: whole ranks on each, as many on one as on the other.
+
+    A rank that spans hosts would need --nnodes besides, and vLLM lets all ranks of a model without experts meet at one
+    master port then (reconfigure_for_independent_dp_rank in vllm/config/parallel.py of 0.32.0): not offered.
+    """
+    if data % nodes == 0:
+        return []
+    message = f"data-parallel-size {data} cannot be spread over the {nodes} hosts of a replica in whole ranks, as many on each"
+    fix = f"Make it a multiple of {nodes}, or use several replicas instead: a smaller hosts_per_replica"
+    return [Finding("data-parallel-hosts", where, message, fix)]
 
 
 def _planned(planned: launch_plan.Plan, where: str) -> Tuple[Dict[str, Any], List[Finding]]:
@@ -489,6 +518,8 @@ def _plan(
             "hosts": [host.name for host in replica.hosts],
             "head": head.name,
             "url": f"http://{_bracketed(head.address)}:{ports['api']}",
+            # The head's and, with hybrid balancing of data-parallel ranks, every other host's.
+            "urls": {host.name: f"http://{_bracketed(host.address)}:{ports['api']}" for host in serving(replica, size)},
             "ports": ports,
             "gpus": list(replica.gpus) if replica.gpus is not None else None,
             "version": head.version,
@@ -498,7 +529,7 @@ def _plan(
         for rank, host in enumerate(replica.hosts):
             entry = plan["hosts"][host.name]
             entry["instances"].append(_rank(replica, rank, size, ports, fleet))
-            entry["openings"].extend(_openings(replica, rank, ports, fleet))
+            entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
     return plan
 
@@ -523,7 +554,10 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         "tensor-parallel-size": size["tensor"],
         "pipeline-parallel-size": size["pipeline"],
     }
-    if nodes > 1:
+    if nodes > 1 and size["data"] > 1:
+        config.update(_data_parallel(service, size["data"], nodes, rank))
+        config.update({"data-parallel-address": head.address, "data-parallel-rpc-port": ports["dp_rpc"]})
+    elif nodes > 1:
         config.update(
             {"nnodes": nodes, "node-rank": rank, "master-addr": head.address, "master-port": ports["rank_store"]}
         )
@@ -552,13 +586,35 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
     }
 
 
-def _openings(replica: Replica, rank: int, ports: Dict[str, int], fleet: Fleet) -> List[Dict[str, Any]]:
+def _data_parallel(service: Service, data: int, nodes: int, rank: int) -> Dict[str, Any]:
+    """Options of one host of a replica whose data-parallel ranks are spread over its hosts.
+
+    As vLLM's docs/serving/data_parallel_deployment.md has it, internal or hybrid load balancing. The head never says
+    its first rank: without --headless that alone means hybrid balancing to vLLM 0.32 (create_engine_config in
+    vllm/engine/arg_utils.py).
+    """
+    local = data // nodes
+    options: Dict[str, Any] = {"data-parallel-size": data, "data-parallel-size-local": local}
+    if rank:
+        options["data-parallel-start-rank"] = rank * local
+        if not _hybrid(service):
+            options["headless"] = True
+    return options
+
+
+def serving(replica: Replica, size: Dict[str, Any]) -> Tuple[Host, ...]:
+    """Hosts of a replica that have an API: the head, and with hybrid balancing over hosts all of them."""
+    every = size["data"] > 1 and len(replica.hosts) > 1 and _hybrid(replica.service)
+    return replica.hosts if every else replica.hosts[:1]
+
+
+def _openings(replica: Replica, rank: int, size: Dict[str, Any], fleet: Fleet) -> List[Dict[str, Any]]:
     """What the firewall lets in on this host for this replica; an empty `from` is nobody."""
-    service, host = replica.service, replica.hosts[rank]
+    service, host, ports = replica.service, replica.hosts[rank], ports_of(replica, fleet.port_layout)
     # A host without an address is a finding of the inventory; it can be nobody's source.
     peers = [h.address for h in replica.hosts if h.name != host.name and h.address]
     openings = []
-    if rank == 0:
+    if host in serving(replica, size):
         sources = list(service.clients) + [a for a in [*fleet.watchers, *peers] if a not in service.clients]
         openings.append(
             {"name": f"{replica.instance} api", "ports": [str(ports["api"])], "proto": "tcp", "from": sources}

@@ -58,6 +58,8 @@ def test_right(args):
         ({"api-key": "x"}, "owned-flag", ["vllm_service_api_keys"]),
         ({"port": 1}, "owned-flag", ["port_base"]),
         ({"node-rank": 1}, "owned-flag", ["hosts"]),
+        ({"data-parallel-start-rank": 1}, "owned-flag", ["hosts"]),
+        ({"data-parallel-external-lb": True}, "unsupported-flag", ["replicas"]),
         ({"host": "::"}, "owned-flag", ["fleet_address"]),
         ({"ssl-keyfile": "/k"}, "unsupported-flag", ["plain http", "not supported yet"]),
         ({"ssl-certfile": "/c"}, "unsupported-flag", ["plain http"]),

@@ -125,9 +125,9 @@ def ids(found):
         ("[{name: a, model: m, gpus: [8]}]", "gpu-missing", ["GPU 8", "has 8"]),
         ("[{name: a, model: m, gpus: [0, 1], args: {tensor-parallel-size: 4}}]", "world-size", ["tensor 4", "2 GPUs"]),
         (
-            "[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 2}}]",
+            "[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 3}}]",
             "data-parallel-hosts",
-            ["2 hosts"],
+            ["2 hosts", "multiple of 2"],
         ),
         ("[{name: a, model: m, args: {trust-remote-code: true}}]", "remote-code", ["allow_remote_code"]),
         ("[{name: a, model: m, port_base: 41000}]", "port-ephemeral", ["41000", "40000-60999"]),
@@ -195,6 +195,9 @@ def test_two_hosts_on_cpu_become_a_pipeline():
         ("{args: {tensor-parallel-size: 2, pipeline-parallel-size: 4}}", 2, 4),
         ("{args: {pipeline-parallel-size: 1}, gpus: [0]}", 1, 1),
         ("{args: {data-parallel-size: 2}}", 4, 1),
+        ("{hosts_per_replica: 2, args: {data-parallel-size: 2}}", 8, 1),
+        ("{hosts_per_replica: 2, args: {data-parallel-size: 8}}", 2, 1),
+        ("{hosts_per_replica: 2, args: {data-parallel-size: 4, tensor-parallel-size: 2}}", 2, 2),
         ("{hosts_per_replica: 2, args: {tensor-parallel-size: 16}}", 16, 1),
     ],
 )
@@ -202,6 +205,69 @@ def test_sizes(text, tensor, pipeline):
     made, found = judge(yaml.safe_dump([{"name": "a", "model": "m", **yaml.safe_load(text)}]))
     assert not found, [str(f) for f in found]
     assert (made["replicas"]["a.0"]["tensor"], made["replicas"]["a.0"]["pipeline"]) == (tensor, pipeline)
+
+
+OVER_HOSTS = "[{name: a, model: m, hosts_per_replica: 2, args: {data-parallel-size: 4%s}}]"
+OF_RANKS = {"nnodes", "node-rank", "master-addr", "master-port", "headless", "data-parallel-hybrid-lb"} | {
+    f"data-parallel-{name}" for name in ("size", "size-local", "start-rank", "address", "rpc-port")
+}
+
+
+def ranks_of(made):
+    """What the configurations of both hosts say of ranks."""
+    configs = [made["hosts"][name]["instances"][0]["config"] for name in ("gpu-01", "gpu-02")]
+    return [{name: value for name, value in config.items() if name in OF_RANKS} for config in configs]
+
+
+def test_data_parallel_ranks_over_hosts_with_one_api():
+    made, found = judge(OVER_HOSTS % "")
+    assert not found
+    common = {
+        "data-parallel-size": 4,
+        "data-parallel-size-local": 2,
+        "data-parallel-address": "198.51.100.1",
+        "data-parallel-rpc-port": 8002,
+    }
+    # No first rank on the head: without headless it would mean an API a host (vllm/engine/arg_utils.py of 0.32.0).
+    assert ranks_of(made) == [common, {**common, "data-parallel-start-rank": 2, "headless": True}]
+    assert made["replicas"]["a.0"]["urls"] == {"gpu-01": "http://198.51.100.1:8000"}
+    assert [made["replicas"]["a.0"][name] for name in ("tensor", "data", "world")] == [4, 4, 16]
+    assert any("the head's API balances" in reason for reason in made["replicas"]["a.0"]["reasons"])
+    names = {name: [o["name"] for o in made["hosts"][name]["openings"]] for name in ("gpu-01", "gpu-02")}
+    assert "a.0 api" in names["gpu-01"]
+    assert "a.0 api" not in names["gpu-02"]
+    (ranks,) = [o for o in made["hosts"]["gpu-01"]["openings"] if o["name"] == "a.0 ranks"]
+    assert (ranks["from"], {"8002", "40000-60999"} <= set(ranks["ports"])) == (["198.51.100.2"], True)
+
+
+def test_data_parallel_ranks_over_hosts_with_an_api_each():
+    made, found = judge(OVER_HOSTS % ", data-parallel-hybrid-lb: true")
+    assert not found
+    head, other = ranks_of(made)
+    assert head["data-parallel-hybrid-lb"] is other["data-parallel-hybrid-lb"] is True
+    assert "headless" not in other
+    assert (head.get("data-parallel-start-rank"), other["data-parallel-start-rank"]) == (None, 2)
+    assert made["replicas"]["a.0"]["urls"] == {
+        "gpu-01": "http://198.51.100.1:8000",
+        "gpu-02": "http://198.51.100.2:8000",
+    }
+    (api,) = [o for o in made["hosts"]["gpu-02"]["openings"] if o["name"] == "a.0 api"]
+    assert api["from"] == ["198.51.100.200", "198.51.100.1"]
+
+
+@pytest.mark.parametrize("version", sorted(data.load("versions")["releases"]))
+@pytest.mark.parametrize("more", ["", ", data-parallel-hybrid-lb: true"])
+def test_every_offered_release_takes_the_options_of_ranks(version, more):
+    made, _ = judge(OVER_HOSTS % more, fleet(version=version))
+    known = set(data.load(f"serve_flags/{version}")["flags"])
+    for name in ("gpu-01", "gpu-02"):
+        assert set(made["hosts"][name]["instances"][0]["config"]) - known <= {"model"}
+
+
+def test_data_parallel_ranks_of_one_host_stay_there():
+    made, _ = judge("[{name: a, model: m, hosts: [gpu-01], args: {data-parallel-size: 2}}]")
+    config = made["hosts"]["gpu-01"]["instances"][0]["config"]
+    assert {name: value for name, value in config.items() if name in OF_RANKS} == {"data-parallel-size": 2}
 
 
 def test_replicas_on_one_host_share_neither_gpu_nor_port():
