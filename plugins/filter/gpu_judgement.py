@@ -62,6 +62,8 @@ def gpu_judgement(facts, settings):
         groups=groups,
         host=settings.get("host", ""),
     )
+    measured = settings.get("measured") or {}
+    judged = [] if not measured or "refused" in measured else _judged(measured, facts)
     # A card that no service uses, such as one for a display, decides nothing.
     used = {number for group in groups for number in group}
     serving = [gpu for gpu in facts["gpus"] if not used or gpu["index"] in used]
@@ -90,6 +92,8 @@ def gpu_judgement(facts, settings):
         "wheels": wheels.as_dict(),
         "remember": hardware.remember(facts),
         "summary": hardware.summary(facts),
+        "measured": judged,
+        "measured_lines": bandwidth.lines(judged),
     }
 
 
@@ -99,6 +103,11 @@ def _measured(measured, facts, where):
         return []
     links = hardware.links(facts)
     return bandwidth.findings(measured, links, facts, data.load("links"), where)
+
+
+def _judged(measured, facts):
+    """Every rate that the bandwidth proof measured, with its floor."""
+    return bandwidth.judge(measured, hardware.links(facts), facts, data.load("links"))
 
 
 def gpu_groups(instances):

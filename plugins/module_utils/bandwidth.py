@@ -11,7 +11,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import. Data comes as a
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 
@@ -79,6 +79,20 @@ def findings(
         )
         found.append(Finding(id_, where, f"GPUs {entry['pair']}, {what}: {entry['why']}", fix, severity))
     return found
+
+
+def lines(judged: Sequence[Mapping[str, Any]]) -> List[str]:
+    """Every rate in words: what was measured over which link, and the floor that it had to reach."""
+    told = []
+    for entry in judged:
+        rate = entry["measured_gbps"]
+        what = "all-reduce" if entry["what"] == "allreduce" else entry["what"]
+        floor = f"at least {entry['floor_gbps']:.0f}" if entry["floor_gbps"] else "nothing is expected"
+        link = f"{entry['link']}, " if entry["link"] else ""
+        told.append(
+            f"GPUs {entry['pair']}, {what}: {'no rate' if rate is None else f'{rate:.1f} GB/s'} ({link}{floor})"
+        )
+    return told
 
 
 _REMEDIES = {

@@ -30,6 +30,7 @@ FACTS = (
     "nccl_chosen_settings",
     "gpu_topology_facts",
     "gpu_topology_findings",
+    "gpu_topology_measured",
     "gpu_topology_recommendation",
     "host_limits_effective",
     "model_store_digests",

@@ -297,7 +297,7 @@ def topology(
         if outcome.refused or not (outcome.hosts or outcome.unreachable):
             _finish(outcome, json_, "no GPU host")
         hosts = {
-            name: {"of": told["facts"], "findings": told["findings"], "recommendation": told["recommendation"]}
+            name: {"of": told["facts"], **{key: told[key] for key in ("findings", "recommendation", "measured")}}
             for name, told in sorted(outcome.hosts.items())
         }
     try:
@@ -328,6 +328,7 @@ def _shown(hosts: dict[str, dict[str, Any]], svg: Path | None, as_json: bool) ->
             **picture.as_json(drawn),
             "findings": told["findings"],
             "recommendation": told["recommendation"],
+            "measured": told.get("measured") or [],
         }
         found |= any(finding["severity"] != "info" for finding in told["findings"])
         if svg is not None:
@@ -358,7 +359,8 @@ def _show(name: str, told: dict[str, Any]) -> None:
     console.print(picture.table(_drawn(told, marked=False)))
     for found in told["findings"]:
         console.print(f"{found['severity']} {found['id']}: {found['evidence']}. {found['remedy']}", markup=False)
-    for text in module_util("hardware").advice(told["recommendation"]):
+    measured = module_util("bandwidth").lines(told.get("measured") or [])
+    for text in [*measured, *module_util("hardware").advice(told["recommendation"])]:
         console.print(text, markup=False)
 
 

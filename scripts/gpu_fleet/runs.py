@@ -79,7 +79,8 @@ def _read(outcome: Outcome, event: dict[str, Any]) -> None:
         outcome.summary = result.get("summary", [])
     elif event["event"] == "runner_on_ok" and "gpu_topology_facts" in (result.get("ansible_facts") or {}):
         outcome.hosts[told["host"]] = {
-            key: result["ansible_facts"][f"gpu_topology_{key}"] for key in ("facts", "findings", "recommendation")
+            key: result["ansible_facts"][f"gpu_topology_{key}"]
+            for key in ("facts", "findings", "recommendation", "measured")
         }
     if event["event"] == "runner_on_ok" and result.get("changed"):
         outcome.differing.setdefault(told["host"], []).append(str(told.get("task", "")))

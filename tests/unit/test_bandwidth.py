@@ -451,3 +451,13 @@ def test_wrong_data_a_hang_and_a_failure_are_errors(state):
 def test_a_proof_that_refused_to_start_says_why():
     (finding,) = judging.findings({"refused": "GPU 0 is used by 4711"}, {}, H200, FLOORS, "gpu-01")
     assert "4711" in finding.message
+
+
+def test_every_rate_is_told_with_its_link_and_its_floor():
+    measured = json.loads((RESULTS / "nvlink.json").read_text())
+    told = judging.lines(judging.judge(measured, {"0-1": "NV18"}, H200, FLOORS))
+    assert len(told) == 3
+    assert told[0].startswith("GPUs 0-1, copy 0-1: 38") and told[0].endswith(" GB/s (NV18, at least 278)")
+    assert told[2].startswith("GPUs 0-1, all-reduce: 29") and told[2].endswith(" GB/s (NV18, at least 148)")
+    skipped = {"pair": "0-1", "what": "copy 0-1", "link": None, "measured_gbps": None, "floor_gbps": None}
+    assert judging.lines([skipped]) == ["GPUs 0-1, copy 0-1: no rate (nothing is expected)"]
