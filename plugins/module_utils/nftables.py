@@ -8,7 +8,8 @@ An opening, as role firewall takes it::
      "ports": ["29501", "40000-60999"],
      "proto": "tcp",                             # tcp or udp, default tcp
      "from": ["10.0.0.2", "fd00::/64"],          # addresses, CIDRs, or the word "any"; empty: nobody
-     "interface": "eth1"}                        # optional: only what comes in there
+     "interface": "eth1",                        # optional: only what comes in there
+     "cluster": True}                            # optional: only what comes in on the cluster's interface, if that is known
 
 A port that an opening names is accepted from its `from` and dropped from everybody else; a port that no
 opening names is left alone (policy accept). Loopback and the SSH ports are accepted before anything else.
@@ -41,7 +42,8 @@ _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,14}")
 # Statements that leave a rule's verdict to its matches; a limit or anything unknown does not.
 _PLAIN = {"match", "counter", "accept", "jump", "goto", "log"}
 _DEPTH = 8  # jumps followed; the kernel's own limit is 16
-_KEYS = {"name", "ports", "proto", "from", "interface"}
+_KEYS = {"name", "ports", "proto", "from", "interface", "cluster"}
+_VERDICTS = ("drop", "reject")
 
 
 class OpeningError(ValueError):
@@ -65,23 +67,29 @@ class Opening:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A chain that is not ours and would drop what an opening accepts."""
+    """A chain that is not ours and would drop what an opening accepts.
+
+    handle  number of the rule that drops (`nft --handle list chain ...` shows it); None: the policy of the chain
+    tool    ufw or firewalld when one of them made the chain, else empty
+    """
 
     chain: str
     reason: str
     remedy: str
+    handle: Optional[int] = None
+    tool: str = ""
 
-    def as_dict(self) -> Dict[str, str]:
+    def as_dict(self) -> Dict[str, Any]:
         """Plain data, as a module returns it."""
-        return {"chain": self.chain, "reason": self.reason, "remedy": self.remedy}
+        return {"chain": self.chain, "reason": self.reason, "remedy": self.remedy, "tool": self.tool}
 
 
-def parse_openings(items: Iterable[Dict[str, Any]]) -> List[Opening]:
+def parse_openings(items: Iterable[Dict[str, Any]], cluster_interface: Optional[str] = None) -> List[Opening]:
     """Check openings given as plain data. Raises OpeningError naming all that is wrong, not the first thing only."""
     openings, errors = [], []
     for number, item in enumerate(items, 1):
         try:
-            openings.append(_opening(item))
+            openings.append(_opening(item, cluster_interface))
         except ValueError as error:
             name = item.get("name") if isinstance(item, dict) else None
             errors.append(f"opening {name or number}: {error}")
@@ -135,18 +143,23 @@ def render(openings: Sequence[Opening], ssh_ports: Iterable[Any] = (22,)) -> str
 def obstacles(ruleset: Dict[str, Any], openings: Sequence[Opening]) -> List[Obstacle]:
     """Chains of `nft -j list ruleset` that would drop what the openings accept.
 
-    An accept of ours does not undo another chain's drop: a packet has to pass every base chain of its hook.
-    A chain counts when its policy is drop or its last rule drops or rejects everything, and no plain rule of it
-    accepts the opening. Rules with matches this code does not know (iptables' own ones, for instance) are not
-    taken for an accept: better one question too many than a fleet that waits for packets that never come.
+    An accept of ours does not undo another chain's drop: a packet has to pass every base chain of its hook. The rules of
+    each are followed in their order, with jumps, until one accepts the whole opening, or one drops some of it, or the
+    chain's policy does. Rules with matches this code does not know (iptables' own ones, for instance) are taken neither
+    for an accept, better one question too many than a fleet that waits for packets that never come, nor for a drop, which
+    a real connection shows.
     """
     index = _Ruleset(ruleset)
     found = []
-    for chain in index.closed_input_chains():
+    for chain in index.input_chains():
         versions = {"ip": (4,), "ip6": (6,), "inet": (4, 6)}[chain["family"]]
-        shut = [item for item in openings if any(not index.accepts(chain, item, version) for version in versions)]
-        if shut:
-            found.append(_obstacle(chain, index, shut))
+        shut: Dict[Optional[int], List[Opening]] = {}
+        for opening in openings:
+            ends = dict.fromkeys(index.end(chain, opening, version) for version in versions)
+            for handle in ends:
+                if handle is not None:
+                    shut.setdefault(None if handle == POLICY else handle, []).append(opening)
+        found += [_obstacle(chain, index, handle, closed) for handle, closed in shut.items()]
     return found
 
 
@@ -158,16 +171,20 @@ def legacy_obstacles(saved: str, command: str, openings: Sequence[Opening]) -> L
         f"{command} -I INPUT -p {item.proto} -m multiport --dports {','.join(_port_text(p, ':') for p in item.ports)} -j ACCEPT"
         for item in openings
     )
-    return [Obstacle(f"{command} filter INPUT", "its policy drops what no rule accepts", f"accept it there ({rules})")]
+    where, tool = f"{command} filter INPUT", "ufw" if ":ufw" in saved else ""
+    remedy = f"{tool} made it" if tool else f"accept it there ({rules})"
+    return [Obstacle(where, "its policy drops what no rule accepts", remedy, tool=tool)]
 
 
-def _opening(item: Dict[str, Any]) -> Opening:
+def _opening(item: Dict[str, Any], cluster_interface: Optional[str]) -> Opening:
     if not isinstance(item, dict):
         raise ValueError(f"{item!r} is no opening; it has to be a mapping with name, ports and from")
     unknown = sorted(set(item) - _KEYS)
     if unknown:
         raise ValueError(f"unknown key {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
     name, proto, interface = str(item.get("name", "")), item.get("proto") or "tcp", item.get("interface") or None
+    if interface is None and item.get("cluster"):
+        interface = cluster_interface
     if not _NAME.fullmatch(name):
         raise ValueError("name has to be 1 to 100 letters, digits, spaces or . _ : @ / + -")
     if proto not in ("tcp", "udp"):
@@ -238,64 +255,73 @@ def _accepting(opening: Opening) -> List[str]:
     ]
 
 
+POLICY = -1  # instead of a rule's handle: the chain's own policy drops
+
+
 class _Ruleset:
     """Base chains, rules and sets of `nft -j list ruleset` (libnftables-json(5))."""
 
     def __init__(self, ruleset: Dict[str, Any]) -> None:
         self.chains: List[Dict[str, Any]] = []
-        self.rules: Dict[Tuple[str, str, str], List[List[Dict[str, Any]]]] = {}
+        self.rules: Dict[Tuple[str, str, str], List[Dict[str, Any]]] = {}
         self.sets: Dict[Tuple[str, str, str], List[Any]] = {}
         for item in ruleset.get("nftables", []):
             if "chain" in item:
                 self.chains.append(item["chain"])
             elif "rule" in item:
                 rule = item["rule"]
-                self.rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule["expr"])
+                self.rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule)
             elif "set" in item:
                 found = item["set"]
                 self.sets[(found["family"], found["table"], found["name"])] = found.get("elem", [])
 
-    def closed_input_chains(self) -> List[Dict[str, Any]]:
-        """Base chains of the input hook that end in a drop, ours left out."""
+    def input_chains(self) -> List[Dict[str, Any]]:
+        """Base chains of the input hook, ours left out."""
         return [
             chain
             for chain in self.chains
             if chain.get("hook") == "input"
             and chain["family"] in ("ip", "ip6", "inet")
             and (chain["family"], chain["table"]) != (FAMILY, TABLE)
-            and self._ends_in_drop(chain)
         ]
 
-    def _ends_in_drop(self, chain: Dict[str, Any]) -> bool:
-        if chain.get("policy") == "drop":
-            return True
-        rules = self.rules.get((chain["family"], chain["table"], chain["name"]), [])
-        last = [item for item in (rules[-1] if rules else []) if "counter" not in item]
-        return len(last) == 1 and ("drop" in last[0] or "reject" in last[0])
-
-    def accepts(self, chain: Dict[str, Any], opening: Opening, version: int) -> bool:
-        """Whether plain rules of the chain accept the whole opening for IPv4 (4) or IPv6 (6)."""
+    def end(self, chain: Dict[str, Any], opening: Opening, version: int) -> Optional[int]:
+        """What drops some of the opening in IPv4 (4) or IPv6 (6): a rule's handle, POLICY, or None for nothing."""
         if opening.sources is not None and not opening.of_family(version):
-            return True  # nobody of that family is meant to come in
+            return None  # nobody of that family is meant to come in
         place = (chain["family"], chain["table"], chain["name"])
-        return all(self._accepted(place, _Traffic(opening, ports, version)) for ports in opening.ports)
+        for ports in opening.ports:
+            verdict = self._follow(place, _Traffic(opening, ports, version))
+            if verdict is None and chain.get("policy") == "drop":
+                return POLICY
+            if verdict is not None and verdict != "accept":
+                return int(verdict)
+        return None
 
-    def _accepted(self, place: Tuple[str, str, str], traffic: "_Traffic", depth: int = 0) -> bool:
-        for expr in self.rules.get(place, []):
-            if any(set(item) - _PLAIN for item in expr):
+    def _follow(self, place: Tuple[str, str, str], traffic: "_Traffic", depth: int = 0) -> Optional[str]:
+        """`accept` when a rule takes all of the traffic, the handle of the first that drops some, None at the end."""
+        for rule in self.rules.get(place, []):
+            expr = rule["expr"]
+            matches = [item["match"] for item in expr if "match" in item]
+            if any(set(item) - _PLAIN - set(_VERDICTS) for item in expr):
                 continue
-            if not all(self._covers(place, item["match"], traffic) for item in expr if "match" in item):
-                continue
-            if any("accept" in item for item in expr):
-                return True
+            some = all(self._covers(place, match, traffic, some=True) for match in matches)
+            if some and any(verdict in item for item in expr for verdict in _VERDICTS):
+                return str(rule.get("handle", 0))
+            whole = all(self._covers(place, match, traffic) for match in matches)
+            if whole and any("accept" in item for item in expr):
+                return "accept"
             targets = [(item.get("jump") or item.get("goto") or {}).get("target") for item in expr]
             for target in filter(None, targets):
-                if depth < _DEPTH and self._accepted((place[0], place[1], target), traffic, depth + 1):
-                    return True
-        return False
+                inside = self._follow((place[0], place[1], target), traffic, depth + 1) if depth < _DEPTH else None
+                if inside is not None and (whole or (some and inside != "accept")):
+                    return inside
+        return None
 
-    def _covers(self, place: Tuple[str, str, str], match: Dict[str, Any], traffic: "_Traffic") -> bool:
-        """Whether a match lets through every packet of the traffic."""
+    def _covers(
+        self, place: Tuple[str, str, str], match: Dict[str, Any], traffic: "_Traffic", *, some: bool = False
+    ) -> bool:
+        """Whether a match lets through every packet of the traffic, or, with `some`, any one; False for unknown ones."""
         left = match["left"]
         if match["op"] not in ("==", "in") or not isinstance(left, dict):
             return False
@@ -304,7 +330,7 @@ class _Ruleset:
             return traffic.passes_meta(left["meta"].get("key"), values)
         if "ct" in left:
             return left["ct"].get("key") == "state" and "new" in values
-        return traffic.passes_payload(left.get("payload", {}), values)
+        return traffic.passes_payload(left.get("payload", {}), values, some=some)
 
     def _values(self, place: Tuple[str, str, str], right: Any) -> List[Any]:
         """The right side of a match as a list: one value, an unnamed set, or a named one."""
@@ -331,16 +357,22 @@ class _Traffic:
             return self.opening.proto in values
         return key == "nfproto" and f"ipv{self.version}" in values
 
-    def passes_payload(self, payload: Dict[str, Any], values: Sequence[Any]) -> bool:
-        """Whether a match of ports or source addresses lets all of it through."""
+    def passes_payload(self, payload: Dict[str, Any], values: Sequence[Any], *, some: bool = False) -> bool:
+        """Whether a match of ports or source addresses lets all of it through, or, with `some`, a part."""
         protocol, field = payload.get("protocol"), payload.get("field")
         if field == "dport" and protocol in (self.opening.proto, "th"):
+            if some:
+                return any(low <= self.ports[1] and self.ports[0] <= high for low, high in map(_as_range, values))
             return any(low <= self.ports[0] and self.ports[1] <= high for low, high in map(_as_range, values))
-        if field == "saddr" and protocol == {4: "ip", 6: "ip6"}[self.version] and self.opening.sources is not None:
+        if field == "saddr" and protocol == {4: "ip", 6: "ip6"}[self.version]:
             networks = [item for item in map(_as_network, values) if item is not None and item.version == self.version]
-            return all(
-                any(source.subnet_of(item) for item in networks) for source in self.opening.of_family(self.version)
-            )
+            if self.opening.sources is None:
+                return some and bool(networks)
+            inside = [
+                any(source.overlaps(item) if some else source.subnet_of(item) for item in networks)
+                for source in self.opening.of_family(self.version)
+            ]
+            return any(inside) if some else all(inside)
         return False
 
 
@@ -363,27 +395,31 @@ def _as_network(value: Any) -> Optional[Network]:
         return None
 
 
-def _obstacle(chain: Dict[str, Any], index: _Ruleset, shut: Sequence[Opening]) -> Obstacle:
+def _obstacle(chain: Dict[str, Any], index: _Ruleset, handle: Optional[int], shut: Sequence[Opening]) -> Obstacle:
     where = f"{chain['family']} {chain['table']} {chain['name']}"
-    why = "its policy is drop" if chain.get("policy") == "drop" else "its last rule drops the rest"
-    names = ", ".join(f"{item.name} ({item.proto} {', '.join(map(_port_text, item.ports))})" for item in shut)
-    return Obstacle(where, f"{why}, and no plain rule of it accepts {names}", _remedy(chain, index, shut))
+    names = ", ".join(
+        dict.fromkeys(f"{item.name} ({item.proto} {', '.join(map(_port_text, item.ports))})" for item in shut)
+    )
+    why = "its policy is drop" if handle is None else f"its rule with handle {handle} drops"
+    reason = f"{why}, and no plain rule before it accepts {names}"
+    return Obstacle(where, reason, _remedy(chain, index, shut), handle, _tool(chain, index))
+
+
+def _tool(chain: Dict[str, Any], index: _Ruleset) -> str:
+    """Who made a chain."""
+    if chain["table"] == "firewalld":
+        return "firewalld"
+    names = {item["name"] for item in index.chains if item["table"] == chain["table"]}
+    return "ufw" if any(name.startswith(("ufw-", "ufw6-")) for name in names) else ""
 
 
 def _remedy(chain: Dict[str, Any], index: _Ruleset, shut: Sequence[Opening]) -> str:
-    """The command of the tool that made the chain."""
-    chains = {item["name"] for item in index.chains if item["table"] == chain["table"]}
+    """What opens it, in the words of the tool that made the chain."""
+    tool = _tool(chain, index)
+    if tool:
+        return f"{tool} made it"
     first = shut[0]
-    source = str(first.sources[0]) if first.sources else "any" if first.sources is None else "ADDRESS"
-    if any(name.startswith(("ufw-", "ufw6-")) for name in chains):
-        ports = ",".join(_port_text(item, ":") for item in first.ports)
-        return (
-            f"ufw made it; open it there, for instance: ufw allow proto {first.proto} from {source} to any port {ports}"
-        )
-    if chain["table"] == "firewalld":
-        ports = _port_text(first.ports[0])
-        return f"firewalld made it; open it there, for instance: firewall-cmd --permanent --add-port={ports}/{first.proto}, then firewall-cmd --reload"
     rule = f"{first.proto} dport {_port_set(first.ports)} accept"
     if first.sources:
-        rule = f"{'ip' if first.sources[0].version == 4 else 'ip6'} saddr {source} {rule}"
+        rule = f"{'ip' if first.sources[0].version == 4 else 'ip6'} saddr {first.sources[0]} {rule}"
     return f"accept it in the file that makes this chain, for instance: nft insert rule {chain['family']} {chain['table']} {chain['name']} {rule}"

@@ -201,14 +201,64 @@ def test_accept_behind_a_jump_counts():
     assert found(ruleset, RANKS) == []
 
 
-def test_ufw_and_firewalld_are_told_in_their_own_words():
+def test_the_tool_that_made_a_chain_is_known():
     ufw = chain()
     ufw["nftables"].append({"chain": {"family": "ip", "table": "filter", "name": "ufw-before-input"}})
     (obstacle,) = nftables.obstacles(ufw, nftables.parse_openings([RANKS]))
-    assert "ufw allow proto tcp from 10.0.0.1/32 to any port 29501,40000:60999" in obstacle.remedy
+    assert (obstacle.tool, obstacle.remedy) == ("ufw", "ufw made it")
     firewalld = chain("inet", "firewalld", "filter_INPUT", "accept", rules=[[{"reject": {"type": "icmpx"}}]])
     (obstacle,) = nftables.obstacles(firewalld, nftables.parse_openings([API]))
-    assert "firewall-cmd --permanent --add-port=8000/tcp" in obstacle.remedy
+    assert obstacle.tool == "firewalld"
+
+
+REJECT = {"reject": {"type": "icmpx"}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "drops"),
+    [
+        ([match("tcp", "dport", 45000), {"drop": None}], True),
+        ([match("tcp", "dport", {"range": [60000, 61000]}), REJECT], True),
+        ([match("ip", "saddr", "10.0.0.1"), {"drop": None}], True),
+        ([PEERS, match("tcp", "dport", 45000), {"counter": {}}, {"drop": None}], True),
+        ([match("tcp", "dport", 25), {"drop": None}], False),
+        ([match("udp", "dport", 45000), {"drop": None}], False),
+        ([match("ip", "saddr", "192.0.2.1"), {"drop": None}], False),
+        ([match("ip", "saddr", "@banned"), {"drop": None}], False),
+        ([OLD, {"drop": None}], False),
+        ([match("tcp", "dport", 45000), {"limit": {"rate": 1}}, {"drop": None}], False),
+        ([match("tcp", "dport", 45000), {"xt": None}, {"drop": None}], False),
+    ],
+)
+def test_a_rule_that_drops_some_of_an_opening_is_named_by_its_handle(rule, drops):
+    ruleset = chain(policy="accept", rules=[rule], sets=[("banned", ["192.0.2.7"])])
+    ruleset["nftables"][-1].get("rule", {})["handle"] = 7
+    told = [obstacle.reason for obstacle in nftables.obstacles(ruleset, nftables.parse_openings([RANKS]))]
+    assert [reason.partition(" drops")[0] for reason in told] == (["its rule with handle 7"] if drops else [])
+
+
+def test_an_accept_before_the_drop_clears_it_and_one_after_does_not():
+    drop = [match("tcp", "dport", 45000), {"drop": None}]
+    assert found(chain(policy="accept", rules=[[PORTS, ACCEPT], drop]), RANKS) == []
+    assert found(chain(policy="accept", rules=[drop, [PORTS, ACCEPT]]), RANKS) == ["ip filter INPUT"]
+
+
+def test_a_drop_behind_a_jump_counts():
+    ruleset = chain(policy="accept", rules=[[match("tcp", "dport", 45000), {"jump": {"target": "shut"}}]])
+    ruleset["nftables"].append(
+        {"rule": {"family": "ip", "table": "filter", "chain": "shut", "expr": [{"drop": None}], "handle": 9}}
+    )
+    (obstacle,) = nftables.obstacles(ruleset, nftables.parse_openings([RANKS]))
+    assert obstacle.handle == 9
+
+
+def test_the_interface_of_the_cluster_is_put_in_where_it_is_known():
+    ranks = {**RANKS, "cluster": True}
+    text = nftables.render(nftables.parse_openings([ranks], "eth1"))
+    assert 'iifname "eth1" ip saddr { 10.0.0.1, 10.0.0.2 } tcp dport { 29501, 40000-60999 } accept' in text
+    assert "iifname" not in nftables.render(nftables.parse_openings([ranks], None))
+    assert "iifname" not in nftables.render(nftables.parse_openings([API], "eth1"))
+    assert 'iifname "eth2"' in nftables.render(nftables.parse_openings([{**ranks, "interface": "eth2"}], "eth1"))
 
 
 def test_old_iptables_with_policy_drop_is_an_obstacle():
