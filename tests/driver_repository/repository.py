@@ -4,8 +4,8 @@
     repository.py FOLDER
 
 Writes FOLDER/nvidia, a flat repository (suite /) whose Release says Origin: NVIDIA; FOLDER/debian, one that says Debian,
-with the same names in other versions; FOLDER/key.gpg and FOLDER/old-key.gpg, public keys. The secret keys are thrown away
-when it is done. No package holds anything of NVIDIA's: each says in its description that it is a stand-in. Needs dpkg-deb,
+with the same names in other versions; FOLDER/key.gpg, FOLDER/key.asc and FOLDER/old-key.gpg, public keys; FOLDER/fingerprint,
+that of the first. The secret keys are thrown away when it is done. No package holds anything of NVIDIA's: each says in its description that it is a stand-in. Needs dpkg-deb,
 gpg and a C compiler.
 """
 
@@ -40,6 +40,8 @@ def make(folder: Path) -> Path:
         key, old = Key(Path(home) / "new"), Key(Path(home) / "old")
         try:
             key.export(folder / "key.gpg")
+            key.export(folder / "key.asc", "--armor")
+            (folder / "fingerprint").write_text(f"{key.fingerprint()}\n", encoding="ascii")
             old.export(folder / "old-key.gpg")
             with tempfile.TemporaryDirectory() as scratch:
                 libraries = {version: library(Path(scratch), version) for version in packages.DRIVERS}
@@ -59,8 +61,12 @@ class Key:
         self.command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--quiet", "--no-tty"]
         run([*self.command, "--passphrase", "", "--quick-gen-key", USER, "rsa3072", "sign", "never"])
 
-    def export(self, path: Path) -> None:
-        run([*self.command, "--output", str(path), "--export", USER])
+    def export(self, path: Path, *options: str) -> None:
+        run([*self.command, *options, "--output", str(path), "--export", USER])
+
+    def fingerprint(self) -> str:
+        listed = run([*self.command, "--with-colons", "--list-keys", USER]).splitlines()
+        return next(line.split(":")[9] for line in listed if line.startswith("fpr:"))
 
     def sign(self, release: Path) -> None:
         run([*self.command, "--output", str(release.parent / "InRelease"), "--clearsign", str(release)])
