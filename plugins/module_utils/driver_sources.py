@@ -12,9 +12,6 @@ from typing import Any, Dict, List, Mapping, Optional
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import MIRROR_KEYRING, PATHS, Case
 
-# Folder of a host that packages are sent to where the controller has them (gpu_driver_folder).
-FOLDER = "/var/lib/gpu_fleet/driver-packages"
-
 
 def repository(case: Case) -> Optional[Dict[str, Any]]:
     """uri, suite, components, signed_by and key (url and fingerprint, or None) of NVIDIA's repository or a mirror."""

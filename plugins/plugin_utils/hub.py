@@ -75,24 +75,29 @@ def token() -> str | None:
 Manifest = dict[str, dict]  # path to size and sha256, as cache.digests gives it
 
 
-def fetch(
-    name: str, repository: str, revision: str, allow_pickle: bool, look: bool = False
+def fetch(  # noqa: PLR0917  (one thing to fetch, and how)
+    name: str, repository: str, revision: str, allow_pickle: bool, look: bool = False, into: Path | None = None
 ) -> tuple[Path, list[str], Manifest]:
     """The folder with the repository's files at that revision, notes, and what was not fetched. Raises ModelError.
 
-    Kept under gpu_fleet/models/hub of the cache; whole files are not fetched twice, a partial one is continued. `look`,
-    for check mode: big files stay where they are, since the hub tells their digests; only then something is not fetched.
+    Kept under gpu_fleet/models/hub of the cache, or in the folder `into`; whole files are not fetched twice, a partial one
+    is continued. `look`, for check mode: big files stay where they are, since the hub tells their digests; only then
+    something is not fetched.
     """
     _check(name, repository, revision)
-    target = cache.folder("models", "hub", repository.replace("/", "--"), revision)
+    kept = cache.folder("models", "hub", repository.replace("/", "--"), revision)
+    target = into or kept
     patience = LOOK_TIMEOUT if look else TIMEOUT
-    with cache.locked(target.with_suffix(".lock")):
-        remote = {item.path: item for item in _listing(name, repository, revision, target, patience)}
+    with cache.locked(kept.with_suffix(".lock")):
+        remote = {item.path: item for item in _listing(name, repository, revision, kept, patience)}
         content = choose(name, list(remote), allow_pickle)
         wanted = [item for path, item in remote.items() if path in content.files and not _is_whole(target / path, item)]
+        if into is not None:
+            wanted = [item for item in wanted if not _taken_over(kept / item.path, into / item.path, item)]
         left = {item.path: {"size": item.size, "sha256": item.sha256} for item in wanted if look and item.sha256}
         wanted = [item for item in wanted if item.path not in left]
         missing = sum(item.size for item in wanted)
+        target.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target).free
         if missing > free:
             raise ModelError(
@@ -102,6 +107,32 @@ def fetch(
             for _done in pool.map(lambda item: _download(name, repository, revision, target, item, patience), wanted):
                 pass
     return target, content.notes, left
+
+
+def contents(name: str, repository: str, revision: str, allow_pickle: bool) -> tuple[list[Remote], list[str]]:
+    """What of a repository is delivered, and notes; only the list is asked for. Raises ModelError."""
+    _check(name, repository, revision)
+    kept = cache.folder("models", "hub", repository.replace("/", "--"), revision)
+    with cache.locked(kept.with_suffix(".lock")):
+        remote = {item.path: item for item in _listing(name, repository, revision, kept, LOOK_TIMEOUT)}
+    content = choose(name, list(remote), allow_pickle)
+    return [remote[path] for path in content.files], content.notes
+
+
+def is_whole(path: Path, item: Remote) -> bool:
+    """Whether the file is there and is the hub's."""
+    return _is_whole(path, item)
+
+
+def _taken_over(known: Path, wanted: Path, item: Remote) -> bool:
+    """Copy a file that the cache has whole already, instead of fetching it again."""
+    if not _is_whole(known, item):
+        return False
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    beside = wanted.with_name(f"{wanted.name}.part")
+    shutil.copyfile(known, beside)
+    beside.replace(wanted)
+    return True
 
 
 def _check(name: str, repository: str, revision: str) -> None:
