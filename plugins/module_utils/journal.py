@@ -27,15 +27,42 @@ ECHO = re.compile(
     r"ended before it was ready|Control process exited"
 )
 
+# What a rank says when another one went away, which is that one's story: NCCL's and gloo's words for a connection that
+# ended, torch's store's for a head that never came.
+PEER = re.compile(
+    r"[Ff]ailed to recv, got 0 bytes|[Cc]onnection closed by peer|[Cc]onnection reset by peer|a rank went away|ncclRemoteError"
+    r"|remote process exited or there was a network error|recvValue failed|client socket has (timed out|failed to connect)"
+)
+
 
 def strip(line: str) -> str:
     """A line without vLLM's stamps."""
     return PREFIX.sub("", COLOUR.sub("", line), count=1).strip()
 
 
+def _errors(lines: Sequence[str]) -> List[int]:
+    """Places of lines that may be a cause, as they come."""
+    return [
+        number
+        for number, line in enumerate(lines)
+        if (ERROR.search(strip(line)) or PEER.search(line)) and not ECHO.search(line)
+    ]
+
+
+def kind(lines: Sequence[str]) -> str:
+    """Whether the first cause is the rank's own ("own"), the loss of another rank ("peer"), or none is seen ("").
+
+    What is said after another rank was lost only follows from it.
+    """
+    places = _errors(lines)
+    if not places:
+        return ""
+    return "peer" if PEER.search(lines[places[0]]) else "own"
+
+
 def why(lines: Sequence[str], before: int = 6, last: int = 8) -> List[str]:
     """The lines that say why: the first cause with `before` lines that led to it, then the `last` lines of all."""
-    places = [number for number, line in enumerate(lines) if ERROR.search(strip(line)) and not ECHO.search(line)]
+    places = _errors(lines)
     tail = range(max(0, len(lines) - last), len(lines))
     shown = sorted(
         {*(n for n in range(places[0] - before, places[0] + 3) if 0 <= n < len(lines)), *places[-1:], *tail}

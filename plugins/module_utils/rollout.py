@@ -94,7 +94,9 @@ def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> s
 
 
 def _stranger(instance: str, strangers: Sequence[Tuple[str, str]]) -> str:
-    told = "; ".join(f"vllm@{name} runs on {host}: systemctl disable --now vllm@{name}" for host, name in strangers)
+    told = "; ".join(
+        f"vllm@{name} runs on {host}: systemctl disable --now vllm@{name} vllm-agent@{name}" for host, name in strangers
+    )
     return (
         f"{instance} is to be started where instances run that the inventory no longer names, with its GPUs and ports. "
         f"They are not touched without you. {told}"

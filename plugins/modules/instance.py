@@ -11,6 +11,8 @@ description:
     worker once its head is healthy. It ends within seconds of the unit's end, of a lost rank, or of another host's failure, with the
     journal's lines that say why, and leaves the unit stopped, so that nothing restarts in a circle.
   - C(stopped) stops the unit and waits for the end.
+  - From C(stopped) or C(started) until C(watched) has ended, the agent of the instance keeps its hands off; a file in its run time folder
+    tells it so, with the time until when, so that a play that was cut short does not keep it from healing for ever.
 author: The gpu_fleet authors
 options:
   instance:
@@ -45,6 +47,15 @@ options:
   store_port:
     description: Port of torch's store on the head, over which the ranks hold a connection for as long as they live.
     type: int
+  explain:
+    description: >-
+      For C(stopped). Invocation of a start that goes wrong; its journal is read before the stop, and told in C(journal) and C(cause).
+    type: str
+    default: ""
+  explain_for:
+    description: For C(stopped) with C(explain). Seconds that the journal gets to name a cause of this rank's own.
+    type: int
+    default: 0
   timeout:
     description: Seconds until a start is given up.
     type: int
@@ -83,18 +94,24 @@ RETURN = r"""
 active: {description: systemd's ActiveState at the end., returned: always, type: str}
 invocation: {description: systemd's InvocationID of the start., returned: started and stopped, type: str}
 pending: {description: Whether the wait goes on; for the action plugin only., returned: watched, type: bool}
+journal: {description: "Lines of the journal that say why a start failed.", returned: failure and with explain, type: list, elements: str}
+cause: {description: "Whose the cause is, own or peer, or empty.", returned: failure and with explain, type: str}
 msg: {description: "Why a start failed, with the lines of the journal that say it.", returned: failure, type: str}
 """
 
+import json
 import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import why
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import kind, why
 
 PAUSE = 0.5  # seconds between two looks
 BEGIN = 30  # seconds that systemd gets to begin a unit
+AGENT = "/run/vllm-agent"  # run time folders of the agents
+MARGIN = 120  # seconds beyond the time of a start that the agent is kept off, should nobody let it go on
+STOPPED = 900  # seconds for a stop, with its drain, until the start that follows
 
 
 def point(link, target):
@@ -120,6 +137,19 @@ def call(module, *arguments):
         module.fail_json(msg=f"systemctl {' '.join(arguments)} on {os.uname().nodename}: {run.stderr.strip()}")
 
 
+def keep_agent_off(instance, seconds):
+    """Have the agent do nothing for so many seconds; 0 lets it go on."""
+    path = os.path.join(AGENT, instance, "paused")
+    if not seconds:
+        if os.path.lexists(path):
+            os.unlink(path)
+        return
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    with open(f"{path}.new", "w", encoding="ascii") as out:
+        json.dump({"until": time.monotonic() + seconds}, out)
+    os.rename(f"{path}.new", path)
+
+
 def take_over_key(home):
     """A key that the running server refused waits beside until the start that takes it."""
     waiting = os.path.join(home, "secrets.env.next")
@@ -130,6 +160,7 @@ def take_over_key(home):
 def start(module, unit, link):
     """Point `current` at the generation, start the unit, return the invocation that this began."""
     p = module.params
+    keep_agent_off(p["instance"], p["timeout"] + MARGIN)
     before = current_generation(link)
     if before and before != p["generation"]:
         point(os.path.join(os.path.dirname(link), "previous"), os.path.join("generations", before))
@@ -207,12 +238,28 @@ def watch(module, unit):
     """See a start through for a while; whether it goes on. Fails when the start has."""
     p = module.params
     outcome = Watch(p).see()
+    if outcome is not None:
+        if outcome:
+            units.systemctl("stop", unit.name)
+        keep_agent_off(p["instance"], 0)
     if outcome:
-        units.systemctl("stop", unit.name)
-        log = why(units.journal(p["invocation"] or unit.invocation))
+        lines = units.journal(p["invocation"] or unit.invocation)
+        log = why(lines)
         said = f"{p['instance']} did not start on {os.uname().nodename}: {outcome}. It was stopped. The journal says:"
-        module.fail_json(msg="\n".join([said, *log]), active=units.show(p["instance"]).active)
+        module.fail_json(
+            msg="\n".join([said, *log]), journal=log, cause=kind(lines), active=units.show(p["instance"]).active
+        )
     return outcome is None
+
+
+def explain(p):
+    """What the journal of a start says, and whose the cause is."""
+    until = time.monotonic() + p["explain_for"]
+    while True:
+        lines = units.journal(p["explain"])
+        if kind(lines) == "own" or time.monotonic() >= until:
+            return {"journal": why(lines), "cause": kind(lines)}
+        time.sleep(2 * PAUSE)
 
 
 def main():
@@ -227,6 +274,8 @@ def main():
             "hosts": {"type": "list", "elements": "str", "default": []},
             "rank": {"type": "int", "default": 0},
             "store_port": {"type": "int"},
+            "explain": {"type": "str", "default": ""},
+            "explain_for": {"type": "int", "default": 0},
             "timeout": {"type": "int", "default": 1800},
             "lost_after": {"type": "int", "default": 5},
             "look_for": {"type": "int", "default": 5},
@@ -248,10 +297,14 @@ def main():
         changed = not (unit.active == "active" and unit.enabled and before["generation"] == p["generation"])
         after = {"state": "active", "generation": p["generation"]}
     result = {
+        **(explain(p) if p["explain"] and not module.check_mode else {}),
         "changed": changed,
         "invocation": unit.invocation,
         "diff": {"before": before, "after": {**before, **after}},
     }
+    if p["state"] == "stopped" and not module.check_mode:
+        # Also when nothing runs: what the agent holds until it can start it is now stopped by the play.
+        keep_agent_off(p["instance"], STOPPED)
     if changed and not module.check_mode:
         if p["state"] == "started":
             result["invocation"] = start(module, unit, link)

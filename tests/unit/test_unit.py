@@ -23,8 +23,9 @@ def drop_in(accelerator="cu130", groups=()):
     return rendered(
         "unit.conf.j2",
         vllm_runtime_release={"accelerator": accelerator},
-        vllm_service_start_timeout=60,
+        __vllm_service_timeout=60,
         __vllm_service_devices={"groups": list(groups)},
+        __vllm_service_answering=["chat.0"],
         __vllm_service_config={"shutdown-timeout": 5, "served-model-name": ["chat"]},
         __vllm_service_instance={"instance": "chat.0", "rank": 0, "peers": []},
         __vllm_service_memlock="64G",

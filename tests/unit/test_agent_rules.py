@@ -1,0 +1,392 @@
+"""The agents' rules, played: whatever happens to ranks, hosts and network, the ranks meet again, and then it is quiet."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from agent_world import World
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SOON = 150.0  # a start takes up to a minute here; two of them and what was lost by waiting
+
+
+def serving(ranks=2, seed=0, spans=True):
+    world = World(ranks, seed, spans)
+    world.until_serves(SOON)
+    world.run(10)
+    return world
+
+
+def starts(world):
+    return sum(len(host.starts) for host in world.hosts)
+
+
+def quiet(world, seconds=400):
+    """From now on nothing is restarted any more, and runs belong together."""
+    world.until_serves(SOON)
+    world.run(15)
+    before = starts(world)
+    world.run(seconds)
+    assert starts(world) == before, world.story()
+    assert world.serves, world.story()
+    head = world.hosts[0]
+    for host in world.hosts[1:]:
+        assert host.judge.m.mates == {"0": head.invocation}
+        assert head.judge.m.mates[str(host.rank)] == host.invocation
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_start_of_all_is_left_alone(ranks, seed):
+    world = serving(ranks, seed)
+    assert starts(world) == ranks
+    quiet(world, 1000)
+    assert not [host.actions for host in world.hosts if host.actions]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_rank_that_ends_brings_all_to_restart_and_meet(victim, seed):
+    world = serving(4, seed)
+    world.hosts[victim].crash()
+    world.run(3)
+    assert not world.serves
+    quiet(world)
+    assert all(2 <= len(host.starts) <= 4 for host in world.hosts), world.story()
+
+
+def test_a_single_rank_that_ends_starts_again():
+    world = serving(1)
+    world.hosts[0].crash()
+    quiet(world)
+    assert len(world.hosts[0].starts) == 2
+
+
+def test_a_hung_engine_is_killed_within_half_a_minute():
+    for ranks in (1, 2):
+        world = serving(ranks)
+        world.hosts[0].server.hung = True
+        hung = world.now
+        world.run(60)
+        when, kind, reason = world.hosts[0].actions[0]
+        assert kind == "kill"
+        assert when - hung <= 27
+        assert "no progress" in reason
+        quiet(world)
+
+
+def test_load_alone_restarts_nothing():
+    world = serving(2)
+    world.hosts[0].load = True
+    before = starts(world)
+    world.run(1800)
+    assert starts(world) == before
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_cut_ends_requests_in_flight_and_heals_when_it_is_over(cut):
+    world = serving(2)
+    world.hosts[cut].cut = True
+    began = world.now
+    world.run(300)
+    when, kind, _ = world.hosts[0].actions[0]
+    assert kind == "kill"
+    assert when - began <= 20
+    assert [len(host.starts) for host in world.hosts] == [1, 1], "nothing starts that cannot meet"
+    world.hosts[cut].cut = False
+    assert world.until_serves(SOON) < 80
+    quiet(world)
+
+
+def test_a_short_cut_is_sat_out():
+    world = serving(2)
+    world.hosts[1].cut = True
+    world.run(9)
+    world.hosts[1].cut = False
+    quiet(world)
+    assert starts(world) == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("seconds", [3, 40, 600])
+def test_a_host_that_reboots(victim, seconds):
+    world = serving(3)
+    world.hosts[victim].reboot(seconds)
+    world.run(seconds + 2)
+    quiet(world)
+
+
+def test_all_hosts_reboot_at_different_times():
+    world = serving(3)
+    for host, seconds in zip(world.hosts, (20, 90, 4), strict=True):
+        host.reboot(seconds)
+    world.run(95)
+    quiet(world)
+
+
+def test_what_an_operator_stopped_stays_stopped_and_its_peers_wait():
+    world = serving(2)
+    world.hosts[1].stop()
+    world.run(600)
+    assert [host.phase for host in world.hosts] == [rules.DOWN] * 2
+    assert len(world.hosts[1].starts) == 1
+    assert "stopped by an operator" in world.hosts[0].judge.waiting
+    world.hosts[1].start(auto=False)
+    quiet(world)
+
+
+def test_both_stopped_stay_stopped_whoever_comes_first():
+    for order in ((0, 1), (1, 0)):
+        world = serving(2)
+        for rank in order:
+            world.hosts[rank].stop()
+            world.run(6)
+        world.run(600)
+        assert starts(world) == 2
+        for rank in order:
+            world.hosts[rank].start(auto=False)
+            world.run(6)
+        quiet(world)
+
+
+def test_an_operators_restart_of_one_rank_is_followed():
+    for rank in (0, 1):
+        world = serving(2)
+        world.hosts[rank].stop()
+        world.hosts[rank].start(auto=False)
+        quiet(world)
+
+
+def test_a_disabled_unit_is_not_started():
+    world = serving(2)
+    world.hosts[0].enabled = False
+    world.hosts[0].crash()
+    world.run(300)
+    assert world.hosts[0].phase == rules.DOWN
+    assert world.hosts[0].judge.waiting == "it is disabled"
+
+
+def test_hands_off_while_a_play_works():
+    world = serving(2)
+    for host in world.hosts:
+        host.paused = True
+    world.hosts[1].stop()
+    world.run(60)
+    world.hosts[0].stop()
+    world.run(60)
+    assert not [host.actions for host in world.hosts if host.actions]
+    for host in reversed(world.hosts):
+        host.start(auto=False)
+        world.run(20)
+    world.until_serves(SOON)
+    for host in world.hosts:
+        host.paused = False
+    quiet(world)
+    assert not [host.actions for host in world.hosts if host.actions]
+
+
+def test_a_play_that_stops_what_the_agent_held_is_the_one_who_stopped_it():
+    world = serving(2)
+    world.hosts[1].stop()
+    world.run(5)
+    assert world.hosts[0].judge.m.hold
+    world.hosts[0].paused = True
+    world.run(2)
+    world.hosts[0].paused = False
+    world.hosts[1].start(auto=False)
+    world.run(60)
+    assert world.hosts[0].phase == rules.DOWN
+    assert len(world.hosts[0].starts) == 1
+
+
+def test_the_limit_is_reached_said_and_ended_by_hand():
+    world = serving(2)
+    world.hosts[1].fails = 100
+    world.hosts[1].crash()
+    world.run(2000)
+    head = world.hosts[0]
+    assert head.told["limit_reached"]
+    assert any("LIMIT" in line for line in head.judge.lines)
+    assert len(head.starts) == 1 + 5
+    before = starts(world)
+    world.run(4000)
+    assert starts(world) == before
+    world.hosts[1].fails = 0
+    head.start(auto=False)
+    quiet(world)
+    assert not head.told["limit_reached"]
+
+
+def test_the_wait_grows_with_each_start_in_vain():
+    world = serving(1)
+    world.hosts[0].fails = 100
+    world.hosts[0].crash()
+    world.run(600)
+    times = [when for when, _ in world.hosts[0].starts][1:]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert len(times) == 5
+    assert all(after > 1.5 * before for before, after in itertools.pairwise(gaps)), gaps
+
+
+def test_the_limit_ends_when_a_lost_host_is_back():
+    world = serving(2)
+    world.hosts[1].fails = 100
+    world.hosts[1].crash()
+    world.run(2000)
+    assert world.hosts[0].told["limit_reached"]
+    world.hosts[1].fails = 0
+    world.hosts[1].reboot(30)
+    world.run(31)
+    quiet(world)
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_full_disk_waits_for_room_and_is_no_start_in_vain(where):
+    world = serving(2)
+    world.hosts[where].full = True
+    world.hosts[where].crash()
+    world.run(3000)
+    assert not world.serves
+    assert not world.hosts[0].told["limit_reached"]
+    assert starts(world) <= 5
+    world.hosts[where].full = False
+    assert world.until_serves(SOON) < 90
+    quiet(world)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_agent_that_is_away_disturbs_nothing(rank):
+    world = serving(2)
+    for _ in range(5):
+        world.hosts[rank].agent_back_at = world.now + 40
+        world.run(50)
+    assert starts(world) == 2
+    assert world.serves
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_happened_while_an_agent_was_away_is_healed_when_it_is_back(rank, victim):
+    for seed in range(6):
+        world = serving(2, seed)
+        world.hosts[rank].agent_back_at = world.now + 60
+        world.hosts[victim].crash()
+        world.run(61)
+        quiet(world)
+
+
+def test_an_agent_that_nobody_lets_through_does_not_end_what_works():
+    """Only the agent's port is shut: completions prove that all ranks are there."""
+    world = serving(2)
+    world.hosts[1].told = {}
+    world.hosts[1].agent_step = lambda: None
+    world.run(600)
+    assert world.serves
+    assert starts(world) == 2
+
+
+def test_with_data_parallel_ranks_a_completion_proves_nothing():
+    world = serving(2, spans=False)
+    world.hosts[1].agent_step = lambda: None
+    world.hosts[1].told = {}
+    world.run(20)
+    assert world.hosts[0].actions[0][1] == "kill"
+
+
+def test_each_restart_is_one_line_with_its_time():
+    world = serving(2)
+    world.hosts[1].crash()
+    quiet(world)
+    (line,) = [line for line in world.hosts[0].judge.lines if line.startswith("healed")]
+    assert line.startswith("healed: rank 1 is gone: its server ended")
+    assert "1 start; right answer " in line
+    assert any(line.startswith("healed") for line in world.hosts[1].judge.lines)
+
+
+def test_a_memory_survives_as_json():
+    world = serving(2)
+    world.hosts[1].crash()
+    world.run(4)
+    for host in world.hosts:
+        kept = json.loads(json.dumps(host.judge.m.dump()))
+        assert rules.Memory.load(kept) == host.judge.m
+
+
+# -- whatever comes --------------------------------------------------------------------------------------------------------
+
+FAULTS = st.lists(
+    st.tuples(
+        st.sampled_from(["crash", "hang", "cut", "reboot", "agent", "stop", "restart", "full", "load", "fail"]),
+        st.integers(0, 3),  # whose
+        st.integers(1, 70),  # seconds until the next one
+        st.integers(1, 120),  # how long
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def strike(world, kind, host, length):
+    """One fault; what takes it back, or None."""
+    if kind == "crash":
+        host.crash()
+    elif kind == "hang" and host.server:
+        host.server.hung = True
+    elif kind == "reboot":
+        host.reboot(length)
+    elif kind == "agent":
+        host.agent_back_at = world.now + min(length, 60)
+    elif kind == "restart" and host.up:
+        host.stop()
+        host.start(auto=False)
+    elif kind == "fail":
+        host.fails = length % 3
+        host.crash()
+    elif kind == "stop" and host.up:
+        host.stop()
+        return lambda: host.up and host.start(auto=False)
+    elif kind in ("cut", "full", "load"):
+        setattr(host, kind, True)
+        return lambda: setattr(host, kind, False)
+    return None
+
+
+@given(st.integers(1, 4), st.integers(0, 10**6), FAULTS)
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_happens_the_ranks_meet_again(ranks, seed, faults):
+    world = World(ranks, seed)
+    over = []
+    for kind, whose, pause, length in faults:
+        host = world.hosts[whose % ranks]
+        undo = strike(world, kind, host, length)
+        if undo:
+            over.append((world.now + length, undo))
+        for _ in range(pause):
+            world.step()
+            for when, back in [item for item in over if item[0] <= world.now]:
+                back()
+                over.remove((when, back))
+    while over:
+        world.step()
+        for when, back in [item for item in over if item[0] <= world.now]:
+            back()
+            over.remove((when, back))
+    for host in world.hosts:  # somebody starts what somebody stopped, and ends a limit
+        host.fails = 0
+    world.run(130)
+    for host in world.hosts:
+        if host.up and host.phase == rules.DOWN and (host.judge.m.hold is None or host.judge.m.hold.kind == "limit"):
+            host.start(auto=False)
+    began = world.now
+    while not world.serves:
+        assert world.now - began < 900, world.story()
+        world.step()
+    world.run(20)
+    before = starts(world)
+    world.run(300)
+    assert starts(world) == before, world.story()
+    assert world.serves, world.story()
