@@ -9,7 +9,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import Case
@@ -107,7 +107,19 @@ def _dcgm(case: Case, branch: str, found: Dict[str, Optional[str]], because: Dic
             )
             return
     _old(case)
-    wanted = [*entry["packages"], *(name.format(cuda=major) for major in majors for name in entry["by_cuda"])]
+    wanted = _names(entry["packages"], majors)
+    recommended = _names(entry["recommended"], majors)
+    absent = [
+        name for name in recommended if case.host["available"] is not None and not case.host["available"].get(name)
+    ]
+    if absent:
+        case.refuse(
+            "dcgm-profiling",
+            f"{', '.join(absent)} is offered in no version: DCGM comes without its profiling metrics (DCGM_FI_PROF_*)",
+            "Use a repository that has them, as NVIDIA's has",
+            "warning",
+        )
+    wanted += [name for name in recommended if name not in absent]
     why = f"DCGM {version} for CUDA {' and '.join(majors)}"
     because.update(dict.fromkeys(wanted, why))
     # What is there of it moves along, or apt would take it away: each part asks for exactly its own version.
@@ -122,6 +134,10 @@ def _dcgm(case: Case, branch: str, found: Dict[str, Optional[str]], because: Dic
             "dcgm-version", "; ".join(lacking), f"{source}Choose a version that all of these have: gpu_driver_dcgm"
         )
     _exporter(case, version, found, because)
+
+
+def _names(patterns: Sequence[str], majors: Sequence[str]) -> List[str]:
+    return list(dict.fromkeys(pattern.format(cuda=major) for pattern in patterns for major in majors))
 
 
 def _exporter(case: Case, dcgm: str, found: Dict[str, Optional[str]], because: Dict[str, str]) -> None:

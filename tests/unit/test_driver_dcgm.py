@@ -10,14 +10,15 @@ from conftest import REPOSITORY
 from test_driver_plan import KNOWN, V, bare, choose, ids, offered, only, running
 
 DCGM = KNOWN["dcgm"]
-CUDA12 = [name.format(cuda="12") for name in DCGM["by_cuda"]]
-CUDA13 = [name.format(cuda="13") for name in DCGM["by_cuda"]]
+EVERY = [*DCGM["packages"], *DCGM["recommended"]]
+CUDA12 = [name.format(cuda="12") for name in EVERY]
+CUDA13 = [name.format(cuda="13") for name in EVERY]
 
 
 def with_dcgm(*versions, exporter=("4.8.2",), without=(), driver=(V,)):
     """What NVIDIA's repository offers, with DCGM in these versions for both CUDA builds."""
     found = offered(*driver)
-    for name in [*DCGM["packages"], *CUDA12, *CUDA13]:
+    for name in [*CUDA12, *CUDA13]:
         if name not in without:
             found[name] = [{"version": f"1:{version}-1", "origin": "NVIDIA"} for version in versions]
     found[DCGM["exporter"]] = [{"version": f"{version}-1", "origin": "NVIDIA"} for version in exporter]
@@ -27,7 +28,7 @@ def with_dcgm(*versions, exporter=("4.8.2",), without=(), driver=(V,)):
 def test_dcgm_comes_in_the_build_for_the_cuda_of_the_driver_and_all_of_it_in_one_version():
     plan = choose(want={"dcgm": "4.5.3"}, available=with_dcgm("4.6.0", "4.5.3")).plan
     mine = {name: version for name, version in plan.packages.items() if names.matches(name, DCGM["globs"])}
-    assert mine == dict.fromkeys([*DCGM["packages"], *CUDA13], "1:4.5.3-1")
+    assert mine == dict.fromkeys(CUDA13, "1:4.5.3-1")
     assert plan.beside == sorted(mine)
     assert plan.because["datacenter-gpu-manager-4-cuda13"] == "DCGM 4.5.3 for CUDA 13"
     assert set(mine) <= set(plan.holds)
@@ -43,7 +44,7 @@ def test_failure_dcgm_of_the_wrong_cuda_major_follows_the_driver_when_its_branch
     have = {**with_dcgm("4.5.3"), "cuda-drivers": [{"version": "570.211.01-1", "origin": "NVIDIA"}]}
     plan = choose(want=named, available=have).plan
     assert set(CUDA12) <= set(plan.packages)
-    assert not set(CUDA13) & set(plan.packages)
+    assert not set(CUDA13) - set(CUDA12) & set(plan.packages)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_version_from_before_cuda_13_is_refused_before_the_lists_are_read():
 def test_every_package_is_named_before_the_lists_are_read():
     plan_without_lists = choose(want={"dcgm": "4.5.3", "dcgm_exporter": "4.8.2", "toolkit": "1.17.8"}, available=None)
     packages = plan_without_lists.plan.packages
-    assert {packages[name] for name in [*DCGM["packages"], *CUDA13, DCGM["exporter"], *KNOWN["toolkit"]]} == {None}
+    assert {packages[name] for name in [*CUDA13, DCGM["exporter"], *KNOWN["toolkit"]]} == {None}
 
 
 def test_a_build_that_lacks_the_version_is_refused_with_what_is_offered():
@@ -98,6 +99,13 @@ def test_a_build_that_lacks_the_version_is_refused_with_what_is_offered():
     have["datacenter-gpu-manager-4-cuda13"] = have["datacenter-gpu-manager-4-cuda13"][1:]
     told = only(choose(want={"dcgm": "4.6.0"}, available=have), "dcgm-version")
     assert "datacenter-gpu-manager-4-cuda13 4.6.0 is not offered (1:4.5.3-1 is)" in told
+
+
+def test_a_source_without_the_recommended_packages_leaves_profiling_out_and_says_so():
+    without = [name for name in CUDA13 if "proprietary" in name]
+    choice = choose(want={"dcgm": "4.5.3"}, available=with_dcgm("4.5.3", without=without))
+    assert ids(choice, "warning") == ["dcgm-profiling"]
+    assert not set(without) & set(choice.plan.packages)
 
 
 def test_a_distribution_has_no_dcgm():
@@ -157,10 +165,10 @@ def test_dcgm_alone_changes_without_stopping_anything():
 
 def test_parts_that_are_there_move_along_and_the_simulation_agrees():
     facts, packages = running(V)
-    there = [*DCGM["packages"], *CUDA13, "datacenter-gpu-manager-4-cuda12", "libdcgm", "dcgmi"]
+    there = [*CUDA13, "datacenter-gpu-manager-4-cuda12", "libdcgm", "dcgmi"]
     packages.update({name: {"version": "1:4.6.0-1", "origin": "NVIDIA", "hold": True} for name in there})
     have = with_dcgm("4.7.0", "4.6.0")
-    have.update({name: have["datacenter-gpu-manager-4-core"] for name in ("libdcgm", "dcgmi")})
+    have.update(dict.fromkeys(("libdcgm", "dcgmi"), have["datacenter-gpu-manager-4-core"]))
     plan = choose(facts, {"dcgm": "4.7.0"}, available=have, packages=packages).plan
     assert {plan.packages[name] for name in there} == {"1:4.7.0-1"}
     assert set(there) <= set(plan.unhold)
