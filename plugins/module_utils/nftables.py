@@ -140,6 +140,16 @@ def render(openings: Sequence[Opening], ssh_ports: Iterable[Any] = (22,)) -> str
     )
 
 
+def replacing(listed: str) -> str:
+    """A file that brings back what `nft list table` printed, or, when there was no table, that there is none."""
+    return f"table {FAMILY} {TABLE}\ndelete table {FAMILY} {TABLE}\n{listed}"
+
+
+def holds(ports: Iterable[PortRange], port: int) -> bool:
+    """Whether a port is among the ranges."""
+    return any(low <= port <= high for low, high in ports)
+
+
 def obstacles(ruleset: Dict[str, Any], openings: Sequence[Opening]) -> List[Obstacle]:
     """Chains of `nft -j list ruleset` that would drop what the openings accept.
 

@@ -66,6 +66,7 @@ class Fleet:
     watchers      addresses of gateways and monitors: they reach the API port of every service
     models        names in model_store_models;  model_path the folder they lie in
     port_layout   content of data/ports.yml
+    ray           content of data/ray.yml
     launch        plans how a service is launched on hosts with these GPUs on each; None where model or GPUs are not known
     """
 
@@ -75,6 +76,7 @@ class Fleet:
     models: Sequence[str] = ()
     model_path: str = "/var/lib/vllm/models"
     port_layout: Dict[str, Any] = field(default_factory=dict)
+    ray: Dict[str, Any] = field(default_factory=dict)
     launch: Optional[Launch] = None
 
     def planned(
@@ -128,6 +130,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
                 found.extend(mistakes)
         found.extend(_model_findings(service, fleet))
         found.extend(_consent_findings(service))
+        found.extend(_ray_findings([r for r in replicas if r.service is service], fleet))
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
     return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
@@ -429,6 +432,29 @@ def _consent_findings(service: Service) -> List[Finding]:
     return []
 
 
+def _ray_findings(replicas: Sequence[Replica], fleet: Fleet) -> List[Finding]:
+    """What keeps a service from running on Ray; the same of all its replicas is said once."""
+    found: List[Finding] = []
+    for replica in replicas:
+        if replica.service.executor != "ray":
+            continue
+        where, head = f"service {replica.service.name}", replica.hosts[0]
+        if len(replica.hosts) == 1:
+            message = "executor is ray, but a replica is one host, where vLLM starts its processes itself"
+            found.append(Finding("ray-one-host", where, message, "Leave executor out, or set hosts_per_replica"))
+        if head.accelerator == "cpu":
+            message = f"executor is ray, which vLLM's CPU build cannot use (it says: {fleet.ray['refused_on_cpu']})"
+            found.append(Finding("ray-cpu", where, message, "Leave executor out: vLLM's own works over hosts, too"))
+        elif head.version not in fleet.ray["releases"]:
+            message = f"executor is ray, and which Ray goes with vLLM {head.version} is not known"
+            fix = f"Choose one of vLLM {', '.join(fleet.ray['releases'])}, or leave executor out"
+            found.append(Finding("ray-version", where, message, fix))
+        if "data-parallel-size" in replica.service.args:
+            message = "executor is ray, and args has data-parallel-size: ranks by Ray are not supported yet"
+            found.append(Finding("ray-data-parallel", where, message, "Leave executor out, or data-parallel-size"))
+    return found
+
+
 def _gpu_findings(replicas: Iterable[Replica]) -> List[Finding]:
     owner: Dict[Tuple[str, int], str] = {}
     found = []
@@ -458,20 +484,36 @@ def ports_of(replica: Replica, layout: Dict[str, Any]) -> Dict[str, int]:
     return {name: base + port["offset"] for name, port in layout["offsets"].items()}
 
 
+def ray_ports(service: Service, layout: Dict[str, Any]) -> Dict[str, int]:
+    """The named ports of a service's Ray cluster, the same on each of its hosts; of the workers the first and the last."""
+    offsets = layout["ray"]["offsets"]
+    ports = {name: service.ray_port_base + port["offset"] for name, port in offsets.items() if "option" in port}
+    first = service.ray_port_base + offsets["workers"]["offset"]
+    return {**ports, "workers_first": first, "workers_last": first + offsets["workers"]["span"] - 1}
+
+
+def _blocks(replica: Replica, layout: Dict[str, Any]) -> List[Tuple[str, range, int]]:
+    """The blocks of ports that a replica takes on each of its hosts: the key that moves it, the ports, the size."""
+    first = replica.service.port_base + replica.slot * layout["stride"]
+    blocks = [("port_base", range(first, first + layout["stride"]), layout["stride"])]
+    if replica.service.executor == "ray":
+        span, first = layout["ray"]["span"], replica.service.ray_port_base
+        blocks.append(("ray_port_base", range(first, first + span), span))
+    return blocks
+
+
 def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[Finding]:
     owner: Dict[Tuple[str, int], str] = {}
     found = []
-    for replica in replicas:
+    for replica, (key, block, size) in ((r, b) for r in replicas for b in _blocks(r, layout)):
         where = f"service {replica.service.name}"
-        first = replica.service.port_base + replica.slot * layout["stride"]
-        block = range(first, first + layout["stride"])
         if block[-1] > 65535:
             found.append(
                 Finding(
                     "port-range",
                     where,
                     f"the ports of {replica.instance} end at {block[-1]}",
-                    "Choose a smaller port_base",
+                    f"Choose a smaller {key}",
                 )
             )
             continue
@@ -480,14 +522,12 @@ def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[
             owner.update({(host.name, port): replica.instance for port in block if (host.name, port) not in owner})
             for other in sorted(others):
                 message = f"ports {block[0]} to {block[-1]} on {host.name} overlap with those of {other}"
-                fix = f"Each replica takes {layout['stride']} ports from port_base on: choose one that is that far away, such as {first + 100}"
+                fix = f"Each replica takes {size} ports from {key} on: choose one that is that far away, such as {block[0] + 100}"
                 found.append(Finding("port-taken", where, message, fix))
             low, high = host.ports
             if block[0] <= high and block[-1] >= low:
                 message = f"ports {block[0]} to {block[-1]} lie in nccl_port_range {low}-{high} of {host.name}, where the kernel hands ports out"
-                found.append(
-                    Finding("port-ephemeral", where, message, f"Choose a port_base below {low - layout['stride']}")
-                )
+                found.append(Finding("port-ephemeral", where, message, f"Choose a {key} below {low - size}"))
     return found
 
 
@@ -501,7 +541,7 @@ def _plan(
         "addresses": {host.name: host.address for host in fleet.hosts.values()},
         "services": {},
         "replicas": {},
-        "hosts": {name: {"instances": [], "openings": [], "peers": {}} for name in fleet.hosts},
+        "hosts": {name: {"instances": [], "ray": [], "openings": [], "peers": {}} for name in fleet.hosts},
     }
     for service in services:
         own = [r for r in replicas if r.service is service]
@@ -515,7 +555,9 @@ def _plan(
         head = replica.hosts[0]
         plan["replicas"][replica.instance] = {
             "service": replica.service.name,
-            "hosts": [host.name for host in replica.hosts],
+            # With Ray only the head has a server; Ray's own units are on all of them.
+            "hosts": [host.name for host in _serving_ranks(replica)],
+            "ray_hosts": [host.name for host in replica.hosts] if replica.service.executor == "ray" else [],
             "head": head.name,
             "url": f"http://{_bracketed(head.address)}:{ports['api']}",
             # The head's and, with hybrid balancing of data-parallel ranks, every other host's.
@@ -528,7 +570,10 @@ def _plan(
         }
         for rank, host in enumerate(replica.hosts):
             entry = plan["hosts"][host.name]
-            entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+            if host in _serving_ranks(replica):
+                entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+            if replica.service.executor == "ray":
+                entry["ray"].append(_ray_node(replica, rank, fleet))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
     return plan
@@ -542,10 +587,54 @@ def _bracketed(address: Optional[str]) -> str:
     return f"[{address}]" if address and ":" in address else str(address)
 
 
+def _serving_ranks(replica: Replica) -> Tuple[Host, ...]:
+    """Hosts of a replica on which a unit of vLLM runs: with Ray the head alone, which starts the others' processes."""
+    return replica.hosts[:1] if replica.service.executor == "ray" else replica.hosts
+
+
+def _gpu_env(replica: Replica) -> Dict[str, str]:
+    # Numbers as nvidia-smi shows them; CUDA's own order is by speed unless told (CUDA programming guide).
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, replica.gpus or ()))}
+
+
+def _ray_node(replica: Replica, rank: int, fleet: Fleet) -> Dict[str, Any]:
+    """One host's part of a replica's Ray cluster.
+
+    env is what vLLM's workers get from `ray start`, since the server copies none of it (VLLM_HOST_IP, CUDA's device
+    numbers: WORKER_SPECIFIC_ENV_VARS in vllm/v1/executor/ray_utils.py), and what else the service says.
+    """
+    service, host, head = replica.service, replica.hosts[rank], replica.hosts[0]
+    ports = ray_ports(service, fleet.port_layout)
+    return {
+        "instance": replica.instance,
+        "service": service.name,
+        "rank": rank,
+        "hosts": [h.name for h in replica.hosts],
+        "address": host.address,
+        "head": f"{_bracketed(head.address)}:{ports['gcs']}",
+        "ports": ports,
+        "gpus": len(replica.gpus or ()),
+        "env": {"VLLM_HOST_IP": host.address, **(_gpu_env(replica) if replica.gpus is not None else {}), **service.env},
+    }
+
+
+def _ray_driver_env(replica: Replica, fleet: Fleet) -> Dict[str, str]:
+    """What vLLM's server needs to find and enter its Ray cluster (ray/_private/ray_constants.py; role ray_cluster)."""
+    head, folder = replica.hosts[0], f"/etc/ray/{replica.instance}"
+    return {
+        "RAY_ADDRESS": f"{_bracketed(head.address)}:{ray_ports(replica.service, fleet.port_layout)['gcs']}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"{folder}/token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Where vLLM reads which variables not to copy to workers (vllm/ray/ray_env.py): its key, and folders of this host.
+        "VLLM_CONFIG_ROOT": f"{folder}/vllm",
+    }
+
+
 def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet) -> Dict[str, Any]:
     """What one host runs of a replica."""
     service, host, head = replica.service, replica.hosts[rank], replica.hosts[0]
-    nodes = len(replica.hosts)
+    ranks, nodes = _serving_ranks(replica), len(replica.hosts)
     config: Dict[str, Any] = {
         "model": _model_path(service, fleet),
         "served-model-name": list(service.served_model_names),
@@ -554,7 +643,9 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         "tensor-parallel-size": size["tensor"],
         "pipeline-parallel-size": size["pipeline"],
     }
-    if nodes > 1 and size["data"] > 1:
+    if service.executor == "ray":
+        config["distributed-executor-backend"] = "ray"
+    elif nodes > 1 and size["data"] > 1:
         config.update(_data_parallel(service, size["data"], nodes, rank))
         config.update({"data-parallel-address": head.address, "data-parallel-rpc-port": ports["dp_rpc"]})
     elif nodes > 1:
@@ -567,17 +658,18 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
     config.update(service.args)
     env = {"VLLM_HOST_IP": host.address}
     if replica.gpus is not None:
-        # Numbers as nvidia-smi shows them; CUDA's own order is by speed unless told (CUDA programming guide).
-        env.update({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, replica.gpus))})
+        env.update(_gpu_env(replica))
+    if service.executor == "ray":
+        env.update(_ray_driver_env(replica, fleet))
     env.update(service.env)
     return {
         "instance": replica.instance,
         "service": service.name,
         "model": service.model,
         "rank": rank,
-        "hosts": [h.name for h in replica.hosts],
+        "hosts": [h.name for h in ranks],
         "head": {"host": head.name, "address": head.address, "port": ports["api"]},
-        "peers": [h.address for h in replica.hosts if h.name != host.name],
+        "peers": [h.address for h in ranks if h.name != host.name],
         "agent_clients": agent_clients(replica, rank, fleet),
         "ports": ports,
         "config": config,
@@ -622,7 +714,16 @@ def _openings(replica: Replica, rank: int, size: Dict[str, Any], fleet: Fleet) -
     # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only. A single process
     # opens torch's store, too, so the ports are closed whatever the number of ranks.
     ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
-    openings.append({"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers})
+    openings.append(
+        {"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers, "cluster": True}
+    )
+    if service.executor == "ray":
+        # Whoever reaches Ray and has its token runs code; without the token nothing, but the ports are closed all the same.
+        base, span = service.ray_port_base, fleet.port_layout["ray"]["span"]
+        block = f"{base}-{base + span - 1}"
+        openings.append(
+            {"name": f"{replica.instance} ray", "ports": [block], "proto": "tcp", "from": peers, "cluster": True}
+        )
     # Gateways ask the agents for health, monitors for numbers; an agent refuses everybody else itself, too.
     openings.append(
         {
@@ -649,7 +750,9 @@ def summary(plan: Dict[str, Any]) -> List[str]:
         gpus = f", GPU {', '.join(map(str, replica['gpus']))} of each" if replica["gpus"] is not None else ""
         shape = f"tensor {replica['tensor']} x pipeline {replica['pipeline']}"
         release = f"vLLM {replica['version']} {replica['accelerator']}"
-        lines.append(f"{instance}: {release} on {', '.join(replica['hosts'])}{gpus}; {shape}; {replica['url']}")
+        lines.append(
+            f"{instance}: {release} on {', '.join(replica['ray_hosts'] or replica['hosts'])}{gpus}; {shape}{' on Ray' if replica['ray_hosts'] else ''}; {replica['url']}"
+        )
         memory = replica["memory"]
         if memory and memory.get("kv_tokens"):
             lines.append(

@@ -197,6 +197,34 @@ def _line(connection: socket.socket) -> str:
     return text.decode("ascii", "replace")
 
 
+# --- What to prove ----------------------------------------------------------------------------------------------
+
+
+def proof(plan: Mapping[str, Any], host: str) -> Dict[str, Any]:
+    """Ports of ranks to listen on here, and those of the peers to connect to, by the plan of the fleet.
+
+    Two of each replica stand for all: where its ranks meet (rank_store), and the first of the range that the kernel hands
+    out. Both are in the one opening of the ranks; a firewall of somebody else may know only one of them.
+    """
+    ports: List[int] = []
+    targets: List[Dict[str, Any]] = []
+    for item in plan["hosts"][host]["instances"]:
+        ports += _rank_ports(plan, host, item["instance"])
+        for peer in item["hosts"]:
+            if peer != host:
+                address = plan["addresses"][peer]
+                there = _rank_ports(plan, peer, item["instance"])
+                targets += [{"host": peer, "address": address, "port": port} for port in there]
+    unique = {(item["host"], item["port"]): item for item in targets}
+    return {"ports": sorted(set(ports)), "targets": list(unique.values())}
+
+
+def _rank_ports(plan: Mapping[str, Any], host: str, instance: str) -> List[int]:
+    opening = next(item for item in plan["hosts"][host]["openings"] if item["name"] == f"{instance} ranks")
+    first = [int(text.partition("-")[0]) for text in opening["ports"] if "-" in text]
+    return [plan["replicas"][instance]["ports"]["rank_store"], *first[-1:]]
+
+
 # --- Judging ----------------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+address: {description: The address that is listened on., type: str, returned: with O(state=listening)}
 ours: {description: Ports that are listened on now., type: list, elements: int, returned: with O(state=listening)}
 taken: {description: Ports on which somebody else listens., type: list, elements: int, returned: with O(state=listening)}
 results:
@@ -106,7 +107,7 @@ def listen(module):
     ours = [item.getsockname()[1] for item in sockets]
     if sockets:
         reach.detach(sockets, given["name"] or socket.gethostname(), given["seconds"], PID_FILE)
-    return {"ours": ours, "taken": taken}
+    return {"address": given["address"], "ours": ours, "taken": taken}
 
 
 def main():

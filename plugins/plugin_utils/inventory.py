@@ -15,7 +15,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, hardware, limits, models, nccl, plan, services
+from ..module_utils import flags, hardware, limits, locks, models, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data, hub, launches
 
@@ -28,6 +28,7 @@ FACTS = (
     "nccl_chosen_interface",
     "nccl_chosen_net_devices",
     "nccl_chosen_settings",
+    "firewall_gate",
     "gpu_topology_facts",
     "gpu_topology_findings",
     "gpu_topology_measured",
@@ -102,6 +103,7 @@ def read(
     )
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
+    found.extend(_ray_findings(inventory, read_services, hosts))
     entries = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
     entries = entries if isinstance(entries, list) else []
     found.extend(_model_findings(inventory, hosts))
@@ -115,6 +117,7 @@ def read(
         models=[entry.get("name", "") for entry in entries if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
+        ray=data.load("ray"),
         launch=launches.Planner(inventory, entries, folder, ask_hub),
     )
     found.extend(_shape_findings(read_services, fleet))
@@ -476,15 +479,54 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
     return found
 
 
-def _key_fault(key: Any) -> str | None:
+def _key_fault(key: Any, what: str = "API key") -> str | None:
     if not isinstance(key, str):
-        return "its API key is no text (a number needs quotes)"
+        return f"its {what} is no text (a number needs quotes)"
     if "{{" in key:
         # Ansible leaves a template as it is when a variable in it is undefined.
-        return "its API key is a template with an undefined variable"
+        return f"its {what} is a template with an undefined variable"
     if len(key) < KEY_LENGTH or not re.fullmatch(r"[!-~]+", key):
-        return "its API key is too short or has characters that a header cannot carry"
+        return f"its {what} is too short or has characters that a header cannot carry"
     return None
+
+
+def _ray_findings(
+    inventory: Inventory, read_services: list[services.Service], hosts: Mapping[str, plan.Host]
+) -> list[Finding]:
+    """Services on Ray: each cluster has a token of its own, and each release a lock of its Ray. No token is ever shown."""
+    tokens, found = _same_everywhere(inventory, hosts, "ray_cluster_tokens", {})
+    if not isinstance(tokens, dict):
+        fix = "Write one line a service: NAME: TOKEN"
+        return [*found, Finding("wrong-type", "ray_cluster_tokens", "it is not a mapping", fix)]
+    names = [service.name for service in read_services if service.executor == "ray"]
+    make = "the output of `openssl rand -hex 32`"
+    for service in (service for service in read_services if service.executor == "ray"):
+        where = f"service {service.name}"
+        if service.name not in tokens:
+            fix = f"Add it to ray_cluster_tokens (better in a vault): {service.name}: followed by {make}"
+            found.append(Finding("no-token", where, "its Ray cluster has no token", fix))
+        elif fault := _key_fault(tokens[service.name], "Ray token"):
+            fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as {make}"
+            found.append(Finding("weak-token", where, fault, fix))
+        own = [hosts[name] for name in (service.hosts if service.hosts is not None else hosts) if name in hosts]
+        found.extend(dict.fromkeys(fault for host in own if (fault := _ray_lock_fault(where, host))))
+    for name in tokens:
+        if name not in names:
+            told = f"{did_you_mean(name, names)}Services with executor: ray: {', '.join(names) or 'none'}"
+            message = "there is no such service with executor: ray"
+            found.append(Finding("unknown-service", f"ray_cluster_tokens.{name}", message, told))
+    return found
+
+
+def _ray_lock_fault(where: str, host: plan.Host) -> Finding | None:
+    """Is there a lock of Ray for the release of this host? A release that has none itself is told elsewhere."""
+    known = host.accelerator != "cpu" and host.version in data.load("ray")["releases"]
+    release = locks.lock_name(host.version, host.accelerator, host.python, host.architecture)
+    addon = locks.addon_name("ray", host.version, host.accelerator, host.python, host.architecture)
+    if not known or release not in data.lock_files() or f"addons/{addon}" in data.lock_files("addons/"):
+        return None
+    fix = f"Make it: scripts/lock {host.version} {host.accelerator} --python {host.python} --addon ray"
+    return Finding("no-lock", where, f"there is no lock of Ray for {release.removesuffix('.lock')}", fix)
 
 
 # --- Variables of roles -----------------------------------------------------------------------------------------
@@ -508,7 +550,7 @@ def _variable_findings(inventory: Inventory) -> list[Finding]:
 # Beginnings that nobody else's variables have: every unknown name under them is a mistake. Other roles' prefixes are
 # common words (validate_certs, firewall_allowed_tcp_ports), where a near miss of a known variable is one, and what looks
 # like a switch of the role that it does not have.
-STRICT = ("vllm_", "fleet_", "model_store_", "host_limits_", "nccl_")
+STRICT = ("vllm_", "fleet_", "model_store_", "host_limits_", "nccl_", "ray_cluster_")
 NEAR = 0.8
 _SWITCH = "The role is part of site.yml; firewall_managed_elsewhere: true leaves the rules to somebody else"
 _OPENINGS = "site.yml opens what the plan needs; a service's `clients` says who else reaches it"

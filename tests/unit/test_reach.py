@@ -192,3 +192,40 @@ def test_a_stranger_that_was_kept_out_or_is_none(result):
 
 def test_what_is_open_to_any_is_meant_so():
     assert reach.judge_stranger([came("10.0.0.9")], [{**RANKS, "from": ["any"]}]) == []
+
+
+# -- what is proved ---------------------------------------------------------------------------------------------------------
+
+
+def plan():
+    """Two replicas over the same two hosts, whose ranges of ports differ, and one on a host alone."""
+
+    def opening(instance, store, span):
+        return {"name": f"{instance} ranks", "ports": [str(store), str(store + 1), span]}
+
+    def item(instance, *hosts):
+        return {"instance": instance, "hosts": list(hosts)}
+
+    both = ("gpu-01", "gpu-02")
+    first, second = "40000-60999", "50000-60999"
+    return {
+        "addresses": {"gpu-01": "10.0.0.1", "gpu-02": "10.0.0.2"},
+        "replicas": {name: {"ports": {"rank_store": port}} for name, port in (("a.0", 8001), ("b.0", 8101), ("c.0", 9001))},
+        "hosts": {
+            "gpu-01": {
+                "instances": [item("a.0", *both), item("b.0", *both), item("c.0", "gpu-01")],
+                "openings": [opening("a.0", 8001, first), opening("b.0", 8101, first), opening("c.0", 9001, first)],
+            },
+            "gpu-02": {
+                "instances": [item("a.0", *both), item("b.0", *both)],
+                "openings": [opening("a.0", 8001, second), opening("b.0", 8101, second)],
+            },
+        },
+    }
+
+
+def test_where_ranks_meet_and_the_start_of_the_other_hosts_range_are_proved():
+    assert reach.proof(plan(), "gpu-01")["ports"] == [8001, 8101, 9001, 40000]
+    there = {"host": "gpu-02", "address": "10.0.0.2"}
+    assert reach.proof(plan(), "gpu-01")["targets"] == [{**there, "port": port} for port in (8001, 50000, 8101)]
+    assert [item["port"] for item in reach.proof(plan(), "gpu-02")["targets"]] == [8001, 40000, 8101]

@@ -325,7 +325,7 @@ TEXTS = [
     ),
     (
         {"firewall_openings": [{"nam": "x", "name": "x", "ports": ["1"], "from": ["any"]}]},
-        "firewall_openings, entry 1, unknown key nam. Did you mean name? Known keys: from, interface, name,",
+        "firewall_openings, entry 1, unknown key nam. Did you mean name? Known keys: cluster, from,",
     ),
     ({"firewall_openings": [{"ports": ["1"], "from": []}]}, "firewall_openings, entry 1, the key name is missing."),
 ]
