@@ -278,7 +278,7 @@ def check_space(folder: str, wanted: Mapping[str, int], free: int, size: Any) ->
         )
 
 
-def use(models: Sequence[str], targets: Sequence[Target], hub_models: Mapping[str, str], drivers: bool) -> str:
+def use(models: Sequence[str], hub_models: Mapping[str, str], drivers: bool) -> str:
     """Variables for the site, as YAML. The folder's place is the variable fleet_carried, since nobody knows it yet.
 
     models      names, in the inventory's order
@@ -291,14 +291,11 @@ def use(models: Sequence[str], targets: Sequence[Target], hub_models: Mapping[st
         "#   ansible-playbook site.yml -i INVENTORY -e fleet_carried=/where/this/folder/lies -e @/where/this/folder/lies/use.yml",
         "vllm_runtime_source: wheelhouse",
         'vllm_runtime_wheelhouse: "{{ fleet_carried }}/wheels"',
+        "package_source_folder: \"{{ fleet_carried }}/packages/{{ fleet_system | default('debian-12') }}-"
+        "{{ fleet_architecture | default('x86_64') }}\"",
+        "# The hosts' own sources cannot be reached from there; apt reads the carried packages alone.",
+        "package_source_only: true",
     ]
-    if targets:
-        lines += [
-            "package_source_folder: \"{{ fleet_carried }}/packages/{{ fleet_system | default('debian-12') }}-"
-            "{{ fleet_architecture | default('x86_64') }}\"",
-            "# The hosts' own sources cannot be reached from there; apt reads the carried packages alone.",
-            "package_source_only: true",
-        ]
     if drivers:
         lines += ["gpu_driver_source: mirror", 'gpu_driver_folder: "{{ package_source_folder }}"']
     if models:

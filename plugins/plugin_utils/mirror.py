@@ -28,6 +28,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache, data,
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.inventory import Inventory
 
 WORK = ".work"
+SUMS_BEFORE = f".{mirror.SUMS}"
 
 
 @dataclass
@@ -135,15 +136,15 @@ class Mirror:
         folder = self._folder()
         folder.mkdir(parents=True, exist_ok=True)
         with cache.locked(folder / ".lock"):
+            lacking = {item.path for item in missing}
             wanted = {
-                part: sum(item.size for item in self.content.files[part] if item in missing) for part in mirror.PARTS
+                part: sum(item.size for item in files if item.path in lacking)
+                for part, files in self.content.files.items()
             }
             mirror.check_space(str(folder), wanted, shutil.disk_usage(folder).free, models.size)
-            if missing:
-                (folder / mirror.SUMS).unlink(
-                    missing_ok=True
-                )  # of the folder as it was; written anew when all is there
-            lacking = {item.path for item in missing}
+            if missing and (folder / mirror.SUMS).is_file():
+                # It is of the folder as it was; the new one is written when all is there.
+                (folder / mirror.SUMS).replace(folder / SUMS_BEFORE)
             for target, files in self.debs.items():
                 self._fill_packages(target, files, lacking)
             if any(path.startswith("wheels/") for path in lacking):
@@ -161,7 +162,8 @@ class Mirror:
             return []
         needed = {item.path for item in self.content.every()} | {mirror.SUMS, mirror.USE}
         needed |= set(self._indices())
-        there = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        parts = [folder / part for part in self.wish.parts]
+        there = (path.relative_to(folder) for part in parts for path in part.rglob("*") if path.is_file())
         return sorted(
             str(path)
             for path in there
@@ -214,10 +216,8 @@ class Mirror:
             for host in mine
             if host.driver
         }
-        root = self.wish.folder / WORK / "apt" if self.wish.folder else cache.folder("mirror")
-        apt = self.apts[target] = mirror_apt.PrivateApt(
-            root / f"{target.system}-{target.architecture}", target, architecture
-        )
+        root = cache.folder("mirror", f"{target.system}-{target.architecture}")
+        apt = self.apts[target] = mirror_apt.PrivateApt(root, target, architecture)
         self.say(f"packages of {target.system}: reading the lists")
         apt.prepare(self._sources(apt, target, list(wishes.values())))
         apt.prefer("")
@@ -309,6 +309,8 @@ class Mirror:
             if choice.plan is None:
                 reasons.append("; ".join(str(finding) for finding in choice.findings if finding.severity == "error"))
                 continue
+            warnings = [f"{target.system}: {item.message}" for item in choice.findings if item.severity == "warning"]
+            self.content.notes += [told for told in warnings if told not in self.content.notes]
             apt.prefer(choice.plan.files["preferences"])
             try:
                 found += apt.resolve(choice.plan.arguments)
@@ -327,7 +329,7 @@ class Mirror:
         apt = self.apts[target]
         away = [item for item in files if f"{target.folder}/{item.path}" in lacking]
         if away:
-            apt.fetch(away, folder, self.say)
+            apt.fetch(away, folder, self._folder() / WORK / folder.name, self.say)
         folder.mkdir(parents=True, exist_ok=True)
         mirror_apt.write_repository(folder, target, apt.architecture, files)
         mirror_apt.sign(folder, self.wish.sign_with)
@@ -421,18 +423,24 @@ class Mirror:
                 f"{folder}: {len(still)} files are not as they should be, {still[0].path} among them. Run again; what is good is kept"
             )
         from_hub = {
-            model.name: f"{model.entry['hub']} at {model.entry['revision']}"
-            for model in self.models
-            if model.root is None
+            str(entry["name"]): f"{entry['hub']} at {entry['revision']}" for entry in self.entries if entry.get("hub")
         }
-        names = [model.name for model in self.models]
-        drivers = any(host.driver for host in self.fleet)
-        text = mirror.use(names, list(self.debs), from_hub, drivers)
+        names = [str(entry["name"]) for entry in self.entries]
+        text = mirror.use(names, from_hub, any(host.driver for host in self.fleet))
         changed = _text(folder / mirror.USE, text)
         paths = [item.path for item in self.content.every()] + [mirror.USE]
         paths += self._indices()
         digests = {path: told["sha256"] for path, told in cache.digests(folder, paths).items()}
-        return _text(folder / mirror.SUMS, mirror.sums(digests)) or changed
+        # Of parts that this run does not look after, what an earlier one said.
+        others = {part for part in mirror.PARTS if part not in self.wish.parts}
+        for name in (SUMS_BEFORE, mirror.SUMS) if others else ():
+            if (folder / name).is_file():
+                before = mirror.read_sums((folder / name).read_text(encoding="utf-8"))
+                digests.update({path: told for path, told in before.items() if path.split("/")[0] in others})
+        changed = _text(folder / mirror.SUMS, mirror.sums(digests)) or changed
+        (folder / SUMS_BEFORE).unlink(missing_ok=True)
+        shutil.rmtree(folder / WORK, ignore_errors=True)  # empty by now
+        return changed
 
 
 def _below(item: File) -> str:

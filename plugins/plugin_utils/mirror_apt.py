@@ -12,14 +12,13 @@ import os
 import re
 import shutil
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_host, mirror, tree
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_host, driver_key, mirror, tree
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.mirror import File, MirrorError, Target
 
 TIMEOUT = 600.0  # seconds without an end: an index of a big archive over a slow line
@@ -102,10 +101,12 @@ class PrivateApt:
             ) from error
         return done.returncode, done.stdout, done.stderr
 
-    def fetch(self, files: Sequence[File], into: Path, say: Callable[[str], None]) -> None:
-        """Bring files into a folder, each proved by its hash and renamed into place; a partial one is continued."""
-        work = self.root / "archives"
-        work.mkdir(exist_ok=True)
+    def fetch(self, files: Sequence[File], into: Path, work: Path, say: Callable[[str], None]) -> None:
+        """Bring files into a folder, each proved by its hash and renamed into place; a partial one is continued.
+
+        work  where they arrive, on the same file system
+        """
+        work.mkdir(parents=True, exist_ok=True)
         into.mkdir(parents=True, exist_ok=True)
         for start in range(0, len(files), BATCH):
             batch = files[start : start + BATCH]
@@ -210,42 +211,40 @@ def key(root: Path, entry: Mapping[str, Any] | None, keyring: str, system: str) 
 
     entry  url and fingerprint, as driver_sources.repository gives it
     """
+    path = root / "etc/driver-key.gpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if keyring:
-        path = Path(keyring).expanduser()
-        if not path.is_file():
-            raise MirrorError(f"mirror_driver_keyring: there is no file {path}")
+        given = Path(keyring).expanduser()
+        if not given.is_file():
+            raise MirrorError(f"mirror_driver_keyring: there is no file {given}")
+        path.write_bytes(_packets(given.read_bytes(), str(given)))
         return path
     if entry is None or not entry.get("fingerprint"):
         raise MirrorError(
             f"the key of the driver's repository for {system} is not known; name the file that has it with mirror_driver_keyring"
         )
-    path = root / "etc/driver-key.asc"
-    if not path.is_file() or entry["fingerprint"] not in _fingerprints(path):
-        try:
-            with urllib.request.urlopen(str(entry["url"]), timeout=60) as answer:
-                path.write_bytes(answer.read())
-        except (urllib.error.URLError, OSError) as error:
-            raise MirrorError(f"{entry['url']} cannot be reached ({getattr(error, 'reason', error)})") from error
-        found = _fingerprints(path)
-        if entry["fingerprint"] not in found:
-            path.unlink()
-            raise MirrorError(
-                f"{entry['url']} has the key {', '.join(found) or 'of no known form'}, expected is {entry['fingerprint']}. Nothing was fetched"
-            )
+    if path.is_file() and driver_key.fingerprints(path.read_bytes()) == [entry["fingerprint"]]:
+        return path
+    try:
+        with urllib.request.urlopen(str(entry["url"]), timeout=60) as answer:
+            raw = _packets(answer.read(), str(entry["url"]))
+    except OSError as error:
+        raise MirrorError(f"{entry['url']} cannot be reached ({getattr(error, 'reason', error)})") from error
+    found = driver_key.fingerprints(raw)
+    if found != [entry["fingerprint"]]:
+        raise MirrorError(
+            f"{entry['url']} has the key {', '.join(found)}, expected is {entry['fingerprint']}. Nothing was fetched. If its owner has "
+            "a new key, compare it with their installation guide and name its file with mirror_driver_keyring"
+        )
+    path.write_bytes(raw)
     return path
 
 
-def _fingerprints(path: Path) -> list[str]:
-    """gpg, doc/DETAILS: the tenth field of `fpr`."""
+def _packets(raw: bytes, where: str) -> bytes:
     try:
-        done = subprocess.run(
-            ["gpg", "--batch", "--with-colons", "--show-keys", str(path)], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError as error:
-        raise MirrorError(
-            "gpg is not on this machine, so that a key cannot be proved: install gnupg, or name a keyring with mirror_driver_keyring"
-        ) from error
-    return [line.split(":")[9] for line in done.stdout.splitlines() if line.startswith("fpr:")]
+        return driver_key.dearmor(raw)
+    except ValueError as error:
+        raise MirrorError(f"{where} is no key: {error}") from error
 
 
 def own_system() -> tuple[str | None, str]:
