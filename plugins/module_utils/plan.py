@@ -492,6 +492,11 @@ def ray_ports(service: Service, layout: Dict[str, Any]) -> Dict[str, int]:
     return {**ports, "workers_first": first, "workers_last": first + offsets["workers"]["span"] - 1}
 
 
+def ray_folder(ports: Dict[str, int]) -> str:
+    """Where a Ray cluster keeps its sockets and logs on a host; short, since the path of a socket ends at 107 characters."""
+    return f"/run/ray/{ports['gcs']}"
+
+
 def _blocks(replica: Replica, layout: Dict[str, Any]) -> List[Tuple[str, range, int]]:
     """The blocks of ports that a replica takes on each of its hosts: the key that moves it, the ports, the size."""
     first = replica.service.port_base + replica.slot * layout["stride"]
@@ -614,6 +619,7 @@ def _ray_node(replica: Replica, rank: int, fleet: Fleet) -> Dict[str, Any]:
         "head": f"{_bracketed(head.address)}:{ports['gcs']}",
         "ports": ports,
         "gpus": len(replica.gpus or ()),
+        "folder": ray_folder(ports),
         "env": {"VLLM_HOST_IP": host.address, **(_gpu_env(replica) if replica.gpus is not None else {}), **service.env},
     }
 
@@ -621,13 +627,16 @@ def _ray_node(replica: Replica, rank: int, fleet: Fleet) -> Dict[str, Any]:
 def _ray_driver_env(replica: Replica, fleet: Fleet) -> Dict[str, str]:
     """What vLLM's server needs to find and enter its Ray cluster (ray/_private/ray_constants.py; role ray_cluster)."""
     head, folder = replica.hosts[0], f"/etc/ray/{replica.instance}"
+    ports = ray_ports(replica.service, fleet.port_layout)
     return {
-        "RAY_ADDRESS": f"{_bracketed(head.address)}:{ray_ports(replica.service, fleet.port_layout)['gcs']}",
+        "RAY_ADDRESS": f"{_bracketed(head.address)}:{ports['gcs']}",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": f"{folder}/token",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Where vLLM reads which variables not to copy to workers (vllm/ray/ray_env.py): its key, and folders of this host.
         "VLLM_CONFIG_ROOT": f"{folder}/vllm",
+        # Sockets between the server and the workers beside it, which are of another unit and have another /tmp.
+        "VLLM_RPC_BASE_PATH": ray_folder(ports),
     }
 
 
@@ -656,7 +665,12 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
             config["headless"] = True
     config.update(size["config"])
     config.update(service.args)
-    env = {"VLLM_HOST_IP": host.address}
+    env = {
+        "VLLM_HOST_IP": host.address,
+        # KV transfer by NIXL; without these port 5600 of localhost (vllm/envs.py). One more for each data-parallel rank.
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": host.address,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(ports["side_channel"]),
+    }
     if replica.gpus is not None:
         env.update(_gpu_env(replica))
     if service.executor == "ray":
@@ -713,7 +727,10 @@ def _openings(replica: Replica, rank: int, size: Dict[str, Any], fleet: Fleet) -
         )
     # Torch's store, vLLM's queues, gloo and NCCL have no authentication: ranks of this replica only. A single process
     # opens torch's store, too, so the ports are closed whatever the number of ranks.
-    ranks = [str(ports["rank_store"]), str(ports["dp_rpc"]), f"{host.ports[0]}-{host.ports[1]}"]
+    # So is the side channel of KV transfer; nobody but the replica's own hosts is let in while no service asks for it.
+    channel = ports["side_channel"], ports["side_channel"] + fleet.port_layout["offsets"]["side_channel"]["span"] - 1
+    ranks = [str(ports["rank_store"]), str(ports["dp_rpc"])]
+    ranks += [f"{low}-{high}" for low, high in (channel, host.ports)]
     openings.append(
         {"name": f"{replica.instance} ranks", "ports": ranks, "proto": "tcp", "from": peers, "cluster": True}
     )

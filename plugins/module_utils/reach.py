@@ -208,13 +208,17 @@ def proof(plan: Mapping[str, Any], host: str) -> Dict[str, Any]:
     """
     ports: List[int] = []
     targets: List[Dict[str, Any]] = []
-    for item in plan["hosts"][host]["instances"]:
-        ports += _rank_ports(plan, host, item["instance"])
-        for peer in item["hosts"]:
+    for instance, replica in plan["replicas"].items():
+        hosts = replica.get("ray_hosts") or replica["hosts"]
+        if host not in hosts:
+            continue
+        ports += _rank_ports(plan, host, instance)
+        for peer in hosts:
             if peer != host:
                 address = plan["addresses"][peer]
-                there = _rank_ports(plan, peer, item["instance"])
-                targets += [{"host": peer, "address": address, "port": port} for port in there]
+                targets += [
+                    {"host": peer, "address": address, "port": port} for port in _rank_ports(plan, peer, instance)
+                ]
     unique = {(item["host"], item["port"]): item for item in targets}
     return {"ports": sorted(set(ports)), "targets": list(unique.values())}
 

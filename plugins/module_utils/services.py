@@ -28,10 +28,17 @@ OWNED_ENV = {
     "CUDA_VISIBLE_DEVICES": "Use the key `gpus` of the service",
     "CUDA_DEVICE_ORDER": "Leave it out: the numbers of the key `gpus` are those of nvidia-smi",
     "VLLM_HOST_IP": "Use the variable fleet_address of the host",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "Use the variable fleet_address of the host",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "Use the key port_base of the service",
     "VLLM_ENGINE_READY_TIMEOUT_S": "Use the variable vllm_service_start_timeout",
     "GLOO_SOCKET_IFNAME": "Use the variable nccl_interface",
     "NCCL_SOCKET_IFNAME": "Use the variable nccl_interface",
     "UCX_NET_DEVICES": "Use the variables nccl_interface and nccl_rdma_devices",
+    "RAY_ADDRESS": "Leave it out: it is the first host of the replica, and its port follows the key `ray_port_base`",
+    "RAY_AUTH_MODE": "Leave it out: Ray asks for the token of ray_cluster_tokens, always",
+    "RAY_AUTH_TOKEN_PATH": "Use the variable ray_cluster_tokens",
+    "RAY_USAGE_STATS_ENABLED": "Leave it out: nothing is reported to anybody",
+    "VLLM_RPC_BASE_PATH": "Leave it out: with Ray it is the cluster's own folder",
     "HF_HUB_OFFLINE": "Leave it out: models come by model_store_models, and hosts ask no hub",
     **dict.fromkeys(
         (
@@ -103,6 +110,14 @@ KEYS: Dict[str, Key] = {
     "allow_remote_code": Key(
         "flag", False, "Consent to args.trust-remote-code: the model's own Python runs on the hosts. Default false."
     ),
+    "executor": Key(
+        "executor",
+        False,
+        "What starts the processes of a replica on its hosts: mp is vLLM's own (the default), ray a Ray cluster of the replica's hosts.",
+    ),
+    "ray_port_base": Key(
+        "port", False, "First port of the block of 64 that Ray uses on each host, with executor: ray. Default 20000."
+    ),
     "args": Key("mapping", False, "Options of `vllm serve`, as its own --config YAML spells them."),
     "env": Key(
         "env", False, "Further environment variables of the server. All users of the host can read them: no secrets."
@@ -119,6 +134,7 @@ _EXPECT = {
     "port": "a port from 1024 to 65520",
     "cidrs": "a list of addresses or CIDRs, or [any]",
     "flag": "true or false",
+    "executor": "mp or ray",
     "mapping": "a mapping of option to value",
     "env": "a mapping of variable to text or number",
 }
@@ -181,6 +197,7 @@ _CHECKS = {
     "port": lambda v: _is_int(v) and 1024 <= v <= 65520,
     "cidrs": lambda v: isinstance(v, list) and all(map(_is_source, v)),
     "flag": lambda v: isinstance(v, bool),
+    "executor": lambda v: v in ("mp", "ray"),
     "mapping": lambda v: isinstance(v, dict) and all(isinstance(k, str) for k in v),
     "env": lambda v: isinstance(v, dict) and not _env_findings("", v),
 }
@@ -204,6 +221,8 @@ class Service:
     port_base: int = 8000
     clients: Tuple[str, ...] = ()
     allow_remote_code: bool = False
+    executor: str = "mp"
+    ray_port_base: int = 20000
     args: Dict[str, Any] = field(default_factory=dict)
     env: Dict[str, str] = field(default_factory=dict)
     whole: bool = True
@@ -253,6 +272,8 @@ def _service(raw: Dict[str, Any], whole: bool, shaped: bool = True) -> Service:
         port_base=raw.get("port_base", 8000),
         clients=tuple(raw.get("clients", ())),
         allow_remote_code=raw.get("allow_remote_code", False),
+        executor=raw.get("executor", "mp"),
+        ray_port_base=raw.get("ray_port_base", 20000),
         args=dict(raw.get("args", {})),
         env={str(k): str(v) for k, v in raw.get("env", {}).items()},
         whole=whole,
@@ -305,6 +326,9 @@ def read(raw: Any) -> Tuple[List[Service], List[Finding]]:
                     "A replica either spans hosts or shares one: leave one of them out",
                 )
             )
+        if "ray_port_base" in entry and entry.get("executor") != "ray":
+            message, fix = "ray_port_base is given, but executor is not ray", "Leave it out, or set executor: ray"
+            mistakes.append(Finding("ray-ports", where, message, fix))
         found.extend(mistakes)
         right = {key: value for key, value in entry.items() if key in KEYS and _CHECKS[KEYS[key].kind](value)}
         if "name" in right and names[right["name"]] == number:

@@ -198,28 +198,26 @@ def test_what_is_open_to_any_is_meant_so():
 
 
 def plan():
-    """Two replicas over the same two hosts, whose ranges of ports differ, and one on a host alone."""
+    """Two replicas over the same two hosts, whose ranges of ports differ, one of them on Ray, and one on a host alone."""
 
-    def opening(instance, store, span):
-        return {"name": f"{instance} ranks", "ports": [str(store), str(store + 1), span]}
+    def openings(span, **stores):
+        names = {"a.0": stores["a"], "b.0": stores["b"], "c.0": 9001}
+        return [{"name": f"{name} ranks", "ports": [str(port), "8008-8015", span]} for name, port in names.items()]
 
-    def item(instance, *hosts):
-        return {"instance": instance, "hosts": list(hosts)}
+    def replica(store, *hosts, **more):
+        return {"ports": {"rank_store": store}, "hosts": list(hosts), **more}
 
-    both = ("gpu-01", "gpu-02")
-    first, second = "40000-60999", "50000-60999"
+    both = ["gpu-01", "gpu-02"]
     return {
         "addresses": {"gpu-01": "10.0.0.1", "gpu-02": "10.0.0.2"},
-        "replicas": {name: {"ports": {"rank_store": port}} for name, port in (("a.0", 8001), ("b.0", 8101), ("c.0", 9001))},
+        "replicas": {
+            "a.0": replica(8001, *both),
+            "b.0": replica(8101, "gpu-01", ray_hosts=both),
+            "c.0": replica(9001, "gpu-01", ray_hosts=[]),
+        },
         "hosts": {
-            "gpu-01": {
-                "instances": [item("a.0", *both), item("b.0", *both), item("c.0", "gpu-01")],
-                "openings": [opening("a.0", 8001, first), opening("b.0", 8101, first), opening("c.0", 9001, first)],
-            },
-            "gpu-02": {
-                "instances": [item("a.0", *both), item("b.0", *both)],
-                "openings": [opening("a.0", 8001, second), opening("b.0", 8101, second)],
-            },
+            "gpu-01": {"openings": openings("40000-60999", a=8001, b=8101)},
+            "gpu-02": {"openings": openings("50000-60999", a=8001, b=8101)},
         },
     }
 
