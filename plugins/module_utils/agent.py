@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import agent_rules as rules
@@ -433,21 +434,17 @@ class Agent:
         self.prober = Prober(config) if config["answers"] else None
         self.api = ApiAsker(config["head_url"]) if rank else None
         self.server = Server((config["listen"][0], config["listen"][1]), config["allow"])
-        try:
-            with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
-                self.boot = text.read().strip()
-        except OSError:
-            self.boot = ""
 
-    def remembered(self) -> Optional[rules.Memory]:
+    def remembered(self) -> rules.Memory:
+        """What the agent before this one left, unless the host came up since. A new memory has a name of its own."""
         try:
             with open(self.memory_path, encoding="utf-8") as text:
                 return rules.Memory.load(json.load(text))
         except FileNotFoundError:
-            return None
+            pass
         except (OSError, ValueError, TypeError) as error:
             say(f"{self.memory_path} cannot be read, begun anew: {error}", 4)
-            return None
+        return rules.Memory(boot=uuid.uuid4().hex)
 
     def unit(self) -> rules.Unit:
         return unit_of(systemctl("show", self.unit_name, "--property=" + ",".join(PROPERTIES)).stdout)
@@ -521,7 +518,7 @@ class Agent:
             "instance": self.config["instance"],
             "service": self.config["service"],
             "ranks": self.judge.s.ranks,
-            **self.judge.told(world, self.boot),
+            **self.judge.told(world),
             "answers": self.prober is not None,
             "unit": self.unit_name,
             "active": world.unit.ready,

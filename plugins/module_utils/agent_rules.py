@@ -130,8 +130,9 @@ class Story:
 
 @dataclass
 class Memory:
-    """What an agent must not forget when it is restarted itself (not over a reboot)."""
+    """What an agent must not forget when it is restarted itself. A reboot ends it: `boot` then becomes another."""
 
+    boot: str = ""
     invocation: str = ""
     mates: Dict[str, str] = field(default_factory=dict)
     left: str = ""
@@ -459,7 +460,7 @@ class Judge:
             return "the limit of starts without a right answer is reached"
         return self._not_able(w)
 
-    def told(self, w: World, boot: str = "") -> Dict[str, Any]:
+    def told(self, w: World) -> Dict[str, Any]:
         """What peers need to know. Everything in it is public within the fleet."""
         m, hold = self.m, self.m.hold
         return {
@@ -473,7 +474,7 @@ class Judge:
             "why": hold.reason if hold else "",
             "answered": m.answered,
             "paused": w.paused,
-            "boot": boot,
+            "boot": m.boot,
             "hand": m.hand,
             "limit_reached": bool(hold and hold.kind == "limit"),
             "restarts": m.total,

@@ -43,7 +43,6 @@ class Host:
         self.invocation, self.auto = "", False
         self.server: Server | None = None
         self.memory: rules.Memory | None = None
-        self.boot = str(next(_numbers))
         self.paused = False
         self.enabled = True
         self.starts: list[tuple[float, str]] = []
@@ -58,6 +57,7 @@ class Host:
     def agent_starts(self) -> None:
         settings = rules.Settings(self.rank, self.world.ranks, spans=self.world.spans)
         self.judge = rules.Judge(settings, self.memory and rules.Memory.load(self.memory.dump()))
+        self.judge.m.boot = self.judge.m.boot or str(next(_numbers))
         self.peers = {rank: rules.Peer() for rank in self.judged}
         self.probe: rules.Probe | None = None
         self.probing: float | None = None
@@ -101,7 +101,7 @@ class Host:
         elif action.kind == "start":
             self.start(auto=False)
         self.memory = self.judge.m
-        self.told = self.judge.told(replace(seen, unit=self.unit()), self.boot)
+        self.told = self.judge.told(replace(seen, unit=self.unit()))
 
     def probe_step(self) -> None:
         if self.rank or not self.server or (not self.unit().ready and self.probing is None):
@@ -147,7 +147,7 @@ class Host:
         self.end_server()
         self.phase, self.up, self.back_at = rules.DOWN, False, self.world.now + seconds
         self.memory = None  # /run is gone
-        self.invocation, self.boot = "", str(next(_numbers))
+        self.invocation = ""
 
     def unit_step(self) -> None:
         now = self.world.now

@@ -2,7 +2,10 @@
 
 Like the real one, it says nothing over HTTP until all ranks are there, wants the key, dies with its peers, and lets
 the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=TEXT makes rank N die at start, with
-STANDIN_FAIL_EARLY=1 before the ranks have met.
+STANDIN_FAIL_EARLY=1 before the ranks have met. With STANDIN_HANGS=1 a rank that lost another hangs instead of dying, as the
+real one was measured to: /health stays good, completions never come back. SIGUSR1 hangs it alone; SIGUSR2 lets
+completions hang while the counters move, as under load. A completion takes as many seconds as it has tokens beyond one.
+A file /var/lib/standin/broken lets every start fail.
 """
 
 from __future__ import annotations
@@ -10,10 +13,14 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
+
+HUNG, BUSY = threading.Event(), threading.Event()
+BROKEN = "/var/lib/standin/broken"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -28,14 +35,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/health":
             self.answer(200, {})
+        elif self.path == "/metrics":
+            self.send_response(200)
+            self.end_headers()
+            tokens = time.monotonic() if BUSY.is_set() else 1.0
+            self.wfile.write(f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'.encode())
         elif self.allowed():
             self.answer(200, {"data": [{"id": self.server.names[0]}]})
         else:
             self.answer(401, {"error": "Unauthorized"})
 
     def do_POST(self):
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.allowed():
+            until = time.monotonic() + int(body.get("max_tokens", 1)) - 1
+            while HUNG.is_set() or BUSY.is_set() or time.monotonic() < until:
+                time.sleep(0.1)
             self.answer(
                 200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
             )
@@ -47,9 +62,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def die_when_closed(connection):
-    while connection.recv(1):
+    try:
+        while connection.recv(1):
+            pass
+    except OSError:
         pass
     print("a rank went away", flush=True)
+    if os.environ.get("STANDIN_HANGS"):
+        HUNG.set()
+        return
     os._exit(0)
 
 
@@ -93,6 +114,10 @@ def fail():
 
 def run(arguments):
     print(f"stand-in for vLLM, rank {arguments.node_rank} of {arguments.nnodes}", flush=True)
+    signal.signal(signal.SIGUSR1, lambda *_: HUNG.set())
+    signal.signal(signal.SIGUSR2, lambda *_: BUSY.clear() if BUSY.is_set() else BUSY.set())
+    if os.path.exists(BROKEN):
+        raise ValueError("broken by hand")
     fails = os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank)
     if fails and "STANDIN_FAIL_EARLY" in os.environ:
         fail()
@@ -100,8 +125,8 @@ def run(arguments):
     if fails:
         fail()
     agree(arguments, connections)
-    if arguments.headless:
-        threading.Event().wait()
+    while arguments.headless:  # an endless wait in C would put off the signals
+        time.sleep(0.5)
     server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
     server.names = arguments.served_model_name
     print("stand-in ready", flush=True)
