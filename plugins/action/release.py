@@ -88,7 +88,7 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(
                     f"{path}: is for vLLM {lock.version} {lock.accelerator}, asked for is {given['version']} {given['accelerator']}"
                 )
-            found[f"{lock.python} {lock.architecture}"] = (lock, text)
+            found[f"{lock.python} {lock.architecture}"] = _with_addons(lock, text, given["addons"])
         return found
 
     @staticmethod
@@ -175,6 +175,24 @@ class ActionModule(ActionBase):
                     "kept for the next run"
                 ) from error
         self._host("receive", folder=folder, files=wanted_by_host)
+
+
+def _with_addons(lock: Any, text: str, addons: list[str]) -> tuple[Any, str]:
+    """The lock with what is added to it, and its text. Raises AnsibleActionFail where an add-on is missing or damaged."""
+    for addon in addons:
+        name = locks.addon_name(addon, lock.version, lock.accelerator, lock.python, lock.architecture)
+        path = data.ROOT / "locks" / "addons" / name
+        if not path.is_file():
+            raise AnsibleActionFail(
+                f"there is no lock of {addon} for vLLM {lock.version} {lock.accelerator}, Python {lock.python}, {lock.architecture}; "
+                f"make it: scripts/lock {lock.version} {lock.accelerator} --python {lock.python} --addon {addon}"
+            )
+        try:
+            lock = locks.merged(lock, locks.parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+        except locks.LockError as error:
+            raise AnsibleActionFail(str(error)) from error
+        text = locks.render(lock)
+    return lock, text
 
 
 def _facts(given: dict[str, Any], lock: Any, found: dict[str, Any]) -> dict[str, Any]:

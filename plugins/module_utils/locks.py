@@ -18,6 +18,7 @@ Python and architecture. Comments carry what requirements.txt has no place for::
     # metadata-wheel: vllm==0.32.0+cpu  made on the spot, see `metadata_wheel`
     # kernels: flashinfer-cubin==0.6.13
     # kernels-missing: flashinfer-jit-cache==0.6.13+cu130
+    # base: sha256:1c5e...              of an add-on: the lock that it adds wheels to
     # digest: sha256:9f86...            of all other lines
     aiohttp==3.14.5 \\
         --hash=sha256:50a1...
@@ -36,7 +37,7 @@ import hashlib
 import io
 import re
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Dict, Iterable, List, Optional, Tuple
 
 FORMAT = "1"
@@ -81,6 +82,7 @@ class Lock:
     metadata_wheel: Optional[str] = None
     kernels: Tuple[str, ...] = ()
     kernels_missing: Tuple[str, ...] = ()
+    base: Optional[str] = None  # of an add-on: digest of the lock that it adds wheels to, hex
     digest: str = field(default="", compare=False)
 
     @property
@@ -97,6 +99,27 @@ class Lock:
 def lock_name(version: str, accelerator: str, python: str, architecture: str) -> str:
     """File name of a lock: vllm-0.26.0-cu130-py311-x86_64.lock."""
     return f"vllm-{version}-{accelerator}-py{python.replace('.', '')}-{architecture}.lock"
+
+
+def addon_name(addon: str, version: str, accelerator: str, python: str, architecture: str) -> str:
+    """File name of an add-on: ray-vllm-0.26.0-cu130-py311-x86_64.lock."""
+    return f"{addon}-{lock_name(version, accelerator, python, architecture)}"
+
+
+def merged(base: Lock, addon: Lock, where: str = "the add-on") -> Lock:
+    """The lock of a release with an add-on: the wheels of both. Raises LockError when the two do not belong together."""
+    if addon.base != base.digest:
+        raise LockError(
+            f"{where}: was made for another lock of vLLM {base.version} {base.accelerator} (base {str(addon.base)[:ID_LENGTH]}..., "
+            f"the lock is {base.digest[:ID_LENGTH]}...); make it anew with scripts/lock {base.version} {base.accelerator} --addon NAME"
+        )
+    names = {wheel.name for wheel in base.wheels}
+    twice = [wheel.name for wheel in addon.wheels if wheel.name in names]
+    if twice:
+        raise LockError(f"{where}: has {', '.join(twice)}, which the lock has already")
+    glibc = max((base.glibc, addon.glibc), key=lambda text: [int(part) for part in text.split(".")])
+    both = replace(base, wheels=tuple(base.wheels) + tuple(addon.wheels), glibc=glibc)
+    return parse(render(both), where)
 
 
 def normalize(name: str) -> str:
@@ -119,8 +142,10 @@ def render(lock: Lock) -> str:
         ("metadata-wheel", lock.metadata_wheel or ""),
         ("kernels", " ".join(lock.kernels)),
         ("kernels-missing", " ".join(lock.kernels_missing)),
+        ("base", f"sha256:{lock.base}" if lock.base else ""),
     ]
-    head = [f"{_TITLE}: scripts/lock {lock.version} {lock.accelerator}"]
+    addon = f" --addon {lock.engine.split('==')[0]}" if lock.base else ""
+    head = [f"{_TITLE}: scripts/lock {lock.version} {lock.accelerator}{addon}"]
     head += [f"# {name}: {value}" for name, value in fields if value]
     body = []
     for wheel in sorted(lock.wheels, key=lambda item: item.name):
@@ -170,6 +195,7 @@ def parse(text: str, where: str = "the lock") -> Lock:
         metadata_wheel=fields.get("metadata-wheel") or None,
         kernels=tuple(fields.get("kernels", "").split()),
         kernels_missing=tuple(fields.get("kernels-missing", "").split()),
+        base=fields["base"].partition(":")[2] if "base" in fields else None,
         digest=digest,
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
-from . import launch_plan
+from . import host_ports, launch_plan
 from .findings import Finding, did_you_mean
 from .services import Service
 
@@ -34,6 +34,7 @@ class Host:
     gpus     how many GPUs it has (fleet_gpus), None when the inventory does not say
     python   minor version of the releases' interpreter, such as 3.11
     ports    first and last port of nccl_port_range, the kernel's ephemeral ports
+    others   whose ports else are there
     """
 
     name: str
@@ -45,6 +46,7 @@ class Host:
     version: str
     gpus: Optional[int]
     ports: Tuple[int, int]
+    others: host_ports.Others = host_ports.Others()
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
         found.extend(_ray_findings([r for r in replicas if r.service is service], fleet))
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
+    found.extend(_foreign_port_findings(replicas, fleet))
     return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
 
 
@@ -214,8 +217,13 @@ def _unknown_host(where: str, name: str, fleet: Fleet) -> Finding:
 
 
 def _group_findings(where: str, group: Tuple[Host, ...]) -> List[Finding]:
-    """A replica's hosts run one release, for one kind of accelerator."""
+    """A replica's hosts run one release, for one kind of accelerator, and have addresses of one kind."""
     found = []
+    families = {":" in host.address: host for host in group if host.address}
+    if len(families) > 1:
+        told = ", ".join(f"{host.name} {host.address}" for host in families.values())
+        message = f"the hosts of one replica have addresses of IPv4 and of IPv6: {told}"
+        found.append(Finding("mixed-replica", where, message, "Set fleet_address of all to one of them"))
     for fact, variable in (("version", "vllm_runtime_version"), ("accelerator", "vllm_runtime_accelerator")):
         values = {getattr(host, fact): host.name for host in group}
         if len(values) > 1:
@@ -536,6 +544,27 @@ def _port_findings(replicas: Iterable[Replica], layout: Dict[str, Any]) -> List[
     return found
 
 
+def _foreign_port_findings(replicas: Iterable[Replica], fleet: Fleet) -> List[Finding]:
+    """Collisions with what is not the fleet's, host by host; of several replicas of a service the first is told."""
+    blocks: Dict[str, List[host_ports.Block]] = {}
+    for replica in replicas:
+        for key, ports, size in _blocks(replica, fleet.port_layout):
+            low = ports[0]
+            ranks = ((low, low + size - 1),)
+            if key == "port_base":
+                offsets = fleet.port_layout["offsets"]
+                guarded = (offsets[name] for name in ("rank_store", "dp_rpc", "side_channel"))
+                ranks = tuple((low + item["offset"], low + item["offset"] + item["span"] - 1) for item in guarded)
+            for host in replica.hosts:
+                block = host_ports.Block(f"service {replica.service.name}", replica.instance, key, ports, ranks)
+                blocks.setdefault(host.name, []).append(block)
+    return [
+        finding
+        for host in fleet.hosts.values()
+        for finding in host_ports.findings(host.name, host.others, host.ports, blocks.get(host.name, []))
+    ]
+
+
 # --- The plan itself --------------------------------------------------------------------------------------------
 
 
@@ -578,7 +607,7 @@ def _plan(
             if host in _serving_ranks(replica):
                 entry["instances"].append(_rank(replica, rank, size, ports, fleet))
             if replica.service.executor == "ray":
-                entry["ray"].append(_ray_node(replica, rank, fleet))
+                entry["ray"].append(_ray_node(replica, rank, size, fleet))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
     return plan
@@ -602,7 +631,7 @@ def _gpu_env(replica: Replica) -> Dict[str, str]:
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, replica.gpus or ()))}
 
 
-def _ray_node(replica: Replica, rank: int, fleet: Fleet) -> Dict[str, Any]:
+def _ray_node(replica: Replica, rank: int, size: Dict[str, Any], fleet: Fleet) -> Dict[str, Any]:
     """One host's part of a replica's Ray cluster.
 
     env is what vLLM's workers get from `ray start`, since the server copies none of it (VLLM_HOST_IP, CUDA's device
@@ -619,6 +648,7 @@ def _ray_node(replica: Replica, rank: int, fleet: Fleet) -> Dict[str, Any]:
         "head": f"{_bracketed(head.address)}:{ports['gcs']}",
         "ports": ports,
         "gpus": len(replica.gpus or ()),
+        "config": {"tensor-parallel-size": size["tensor"]},
         "folder": ray_folder(ports),
         "env": {"VLLM_HOST_IP": host.address, **(_gpu_env(replica) if replica.gpus is not None else {}), **service.env},
     }

@@ -57,6 +57,7 @@ ARGUMENTS = {
     "version": {"type": "str", "required": True},
     "accelerator": {"type": "str", "required": True},
     "lock": {"type": "path"},
+    "addons": {"type": "list", "elements": "str", "default": []},
     "root": {"type": "path", "default": "/opt/vllm/releases"},
     "python": {"type": "path", "default": "/usr/bin/python3"},
     "packages": {"type": "list", "elements": "str", "default": []},

@@ -26,6 +26,11 @@ options:
   version: {description: 'Release of vLLM, such as V(0.26.0).', type: str, required: true}
   accelerator: {description: 'Such as V(cu130) or V(cpu).', type: str, required: true}
   lock: {description: 'A lock file on the controller; default: the collection''s own for the host''s Python.', type: path}
+  addons:
+    description: What the release has besides vLLM, such as V(ray); each has a lock in locks/addons, made for the very lock of the release.
+    type: list
+    elements: str
+    default: []
   root: {description: Folder of the releases., type: path, default: /opt/vllm/releases}
   python: {description: Interpreter on the host., type: path, default: /usr/bin/python3}
   packages: {description: Debian packages that have to be there; only looked at., type: list, elements: str, default: []}

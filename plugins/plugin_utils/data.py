@@ -37,9 +37,9 @@ def role_default(role: str, name: str) -> Any:
     return role_options(role)[name].get("default")
 
 
-def lock_files() -> tuple[str, ...]:
-    """Names of the files in locks/, without the folder."""
-    return tuple(sorted(path.name for path in (ROOT / "locks").glob("*.lock")))
+def lock_files(folder: str = "") -> tuple[str, ...]:
+    """Names of the locks of releases in locks/, or of those in a folder of it, such as addons/, with that folder."""
+    return tuple(sorted(f"{folder}{path.name}" for path in (ROOT / "locks" / folder).glob("*.lock")))
 
 
 def flag_versions() -> tuple[str, ...]:

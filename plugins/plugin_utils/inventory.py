@@ -15,7 +15,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, hardware, limits, locks, models, nccl, plan, services
+from ..module_utils import flags, hardware, host_ports, limits, locks, models, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data, hub, launches
 
@@ -203,8 +203,26 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
         version=str(version),
         gpus=gpus if _is_count(gpus) else None,
         ports=(int(low), int(high)) if low.strip().isdecimal() and high.strip().isdecimal() else (0, 0),
+        others=_others(inventory, name),
     )
     return host, found
+
+
+def _others(inventory: Inventory, name: str) -> host_ports.Others:
+    """Whose ports else are on a host, as far as the inventory says."""
+    groups = [group for group in ("gpu_hosts", "gateways", "monitors") if name in inventory.group(group)]
+    listens = dict(host_ports.known_listeners(groups, data.load("ports")))
+    for low, high in host_ports.spans(inventory.role_value(name, "nccl", "nccl_fixed_ports")):
+        listens.update(dict.fromkeys(range(low, high + 1), "a service of yours (nccl_fixed_ports)"))
+    ssh = [inventory.get(name, "ansible_port", 22), *(inventory.get(name, "firewall_ssh_ports") or [22])]
+    listens.update({int(port): "SSH" for port in ssh if str(port).isdecimal()})
+    own = inventory.get(name, "firewall_openings", [])
+    openings = [item for item in own if isinstance(item, dict) and item.get("from")] if isinstance(own, list) else []
+    return host_ports.Others(
+        listens=tuple(sorted(listens.items())),
+        reserved=host_ports.spans(inventory.role_value(name, "nccl", "nccl_reserved_ports")),
+        openings=tuple((str(item.get("name", "without a name")), host_ports.spans(item.get("ports"))) for item in openings),
+    )
 
 
 def _default_version(accelerator: Any) -> str:

@@ -71,12 +71,26 @@ def ports() -> str:
         [name, f"port_base + {port['offset']}", str(port["span"]), port["what"], port["from"]]
         for name, port in layout["offsets"].items()
     ]
+    ray = [
+        [
+            name,
+            f"ray_port_base + {port['offset']}",
+            str(port["span"]),
+            f"`--{port['option']}`" if "option" in port else "",
+            port["what"],
+        ]
+        for name, port in layout["ray"]["offsets"].items()
+    ]
     return (
         NOTE.format(source="data/ports.yml")
         + "# Ports\n\n"
         + f"A replica takes a block of {layout['stride']} TCP ports, from its service's `port_base` on (default 8000). A second replica of the same service on the "
         + f"same host begins {layout['stride']} further. Everything else that ranks open (gloo, NCCL, vLLM's queues) comes from the kernel's range, `nccl_port_range`.\n\n"
         + table(["port", "number", "ports", "what", "who connects"], rows)
+        + "\n## Ray\n\n"
+        + f"With `executor: ray` a service takes a block of {layout['ray']['span']} TCP ports more on each of its hosts, from its `ray_port_base` on "
+        + f"(default {layout['ray']['default']}). Only the replica's hosts may connect, and Ray asks each of them for the cluster's token.\n\n"
+        + table(["port", "number", "ports", "`ray start`", "what"], ray)
     )
 
 

@@ -258,6 +258,31 @@ def make(plan: Recipe, indices: Mapping[str, Any], settings: PipSettings | None 
     )
 
 
+def make_addon(plan: Recipe, base: Any, requirement: str, by: str, settings: PipSettings | None = None) -> Any:
+    """What a release lacks for `requirement`, such as ray==2.60.0: its wheels beside those of the lock `base`.
+
+    Nothing that the lock has is changed: its versions bind the resolver. Raises RecipeError.
+    """
+    settings = pip_settings() if settings is None else settings
+    bound = tuple(f"{wheel.name}=={wheel.version}" for wheel in base.wheels)
+    plan = dataclasses.replace(plan, constraints=bound, leave_out=(), special={}, kernels={}, metadata_wheel=None)
+    with tempfile.TemporaryDirectory(prefix="gpu-fleet-lock-") as folder:
+        packages = Resolver(plan, {}, settings, Path(folder)).resolve([requirement])
+        names = {wheel.name for wheel in base.wheels}
+        wheels = [_wheel(package, plan) for package in packages if locks.normalize(package["name"]) not in names]
+    return locks.Lock(
+        version=plan.version,
+        accelerator=plan.accelerator,
+        python=plan.python,
+        architecture=plan.architecture,
+        glibc=max((_glibc(wheel.filename) for wheel in wheels), key=_numbers),
+        engine=requirement,
+        engine_by=by,
+        wheels=tuple(wheels),
+        base=base.digest,
+    )
+
+
 def _kernels(plan: Recipe, packages: Iterable[Mapping[str, Any]], resolver: Resolver) -> tuple[list[str], list[str]]:
     """Pre-built kernels that fit the resolved version: those that can be had, and those that cannot."""
     had, missing = [], []
@@ -356,6 +381,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--arch", default="x86_64", help="architecture (default: %(default)s)")
     parser.add_argument("--engine", help="an alternative build of the engine, as data/versions.yml names it")
+    parser.add_argument("--addon", choices=("ray",), help="lock what this adds to a release that has its lock")
     parser.add_argument("--into", type=Path, default=domain.LOCKS, help="folder of the locks (default: locks/)")
     given = parser.parse_args(arguments)
     versions = domain.data("versions")
@@ -369,12 +395,12 @@ def main(arguments: list[str] | None = None) -> int:
             plan = recipe(
                 versions, given.version, given.accelerator, python=minor, architecture=given.arch, engine=given.engine
             )
-            lock = make(plan, versions["indices"])
-        except (RecipeError, FileNotFoundError) as error:
+            lock = _addon(plan, given.addon, given.into) if given.addon else make(plan, versions["indices"])
+        except (RecipeError, FileNotFoundError, locks.LockError) as error:
             print(f"lock: {error}", file=sys.stderr)
             failed = True
             continue
-        path = write(lock, given.into)
+        path = write(lock, given.into, given.addon)
         print(
             f"{path.name}: {len(lock.wheels)} wheels, {lock.size / 1e6:.0f} MB"
             + (f", without {' '.join(lock.kernels_missing)}" if lock.kernels_missing else "")
@@ -382,10 +408,21 @@ def main(arguments: list[str] | None = None) -> int:
     return int(failed)
 
 
-def write(lock: Any, folder: Path) -> Path:
-    """Put a lock into a folder, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / locks.lock_name(lock.version, lock.accelerator, lock.python, lock.architecture)
+def _addon(plan: Recipe, name: str, folder: Path) -> Any:
+    """The add-on called `name` for the lock that `folder` has."""
+    releases = domain.data(name)["releases"]
+    if plan.version not in releases:
+        raise RecipeError(f"data/{name}.yml knows no {name} for vLLM {plan.version}; it has {', '.join(releases)}")
+    path = folder / locks.lock_name(plan.version, plan.accelerator, plan.python, plan.architecture)
+    base = locks.parse(path.read_text(encoding="utf-8"), str(path))
+    return make_addon(plan, base, f"{name}=={releases[plan.version]['version']}", domain.data(name)["by"])
+
+
+def write(lock: Any, folder: Path, addon: str | None = None) -> Path:
+    """Put a lock into a folder, an add-on into `addons` in it, whole or not at all."""
+    parts = (lock.version, lock.accelerator, lock.python, lock.architecture)
+    path = folder / "addons" / locks.addon_name(addon, *parts) if addon else folder / locks.lock_name(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(f".{os.getpid()}.new")
     beside.write_text(locks.render(lock), encoding="utf-8")
     beside.replace(path)

@@ -278,3 +278,47 @@ def test_command_refuses_what_the_table_lacks():
     )
     assert run.returncode == 2
     assert "not in data/versions.yml" in run.stderr
+
+
+# -- what is added to a release ---------------------------------------------------------------------------------------------
+
+
+def addon(base, names=("ray",), digest=None):
+    wheels = tuple(locks.Wheel(name, "1.0", f"{name}-1.0-py3-none-any.whl", 10, "0" * 64) for name in names)
+    return locks.Lock(
+        version=base.version, accelerator=base.accelerator, python=base.python, architecture=base.architecture, glibc="2.31",
+        engine="ray==1.0", engine_by="a test", wheels=wheels, base=base.digest if digest is None else digest,
+    )  # fmt: skip
+
+
+def test_a_release_with_an_addon_has_the_wheels_of_both_and_a_name_of_its_own(tmp_path):
+    base = tiny.make(tmp_path)
+    added = locks.parse(locks.render(addon(base)))
+    both = locks.merged(base, added)
+    assert {wheel.name for wheel in both.wheels} == {wheel.name for wheel in base.wheels} | {"ray"}
+    assert both.id != base.id
+    assert (both.engine, both.metadata_wheel, both.glibc) == (base.engine, base.metadata_wheel, "2.31")
+    assert locks.parse(locks.render(both)) == both
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({"digest": "f" * 64}, "another lock"), ({"names": ("ray", "torch")}, "has torch, which")]
+)
+def test_an_addon_of_another_lock_is_refused(tmp_path, more, words):
+    base = tiny.make(tmp_path)
+    with pytest.raises(locks.LockError, match=words):
+        locks.merged(base, addon(base, **more))
+
+
+def test_every_lock_of_ray_belongs_to_the_lock_of_its_release():
+    """Whoever makes a release's lock anew makes that of Ray, too; no version of the release is bound otherwise."""
+    releases = domain.data("ray")["releases"]
+    files = sorted((domain.LOCKS / "addons").glob("ray-*.lock"))
+    assert files
+    for path in files:
+        base = domain.LOCKS / path.name.removeprefix("ray-")
+        added = locks.parse(path.read_text(), path.name)
+        assert added.engine == f"ray=={releases[added.version]['version']}"
+        locks.merged(locks.parse(base.read_text(), base.name), added, path.name)
+    wanted = [path.name for path in domain.LOCKS.glob("*.lock") if path.name.split("-")[1] in releases]
+    assert [f"ray-{name}" for name in sorted(wanted)] == [path.name for path in files]

@@ -33,6 +33,7 @@ def fleet(count=2, **more):
         models=["m"],
         model_path="/var/lib/vllm/models",
         port_layout=LAYOUT,
+        ray=data.load("ray"),
     )
 
 
@@ -142,6 +143,29 @@ def ids(found):
             ["8015 to 8030", "gpu-01"],
         ),
         ("[{name: a, model: m, port_base: 65520, replicas_per_host: 2}]", "port-range", ["65551"]),
+        ("[{name: a, model: m, executor: mpi}]", "wrong-type", ["executor", "mp or ray"]),
+        ("[{name: a, model: m, ray_port_base: 21000}]", "ray-ports", ["executor is not ray"]),
+        ("[{name: a, model: m, executor: ray}]", "ray-one-host", ["one host", "hosts_per_replica"]),
+        (
+            "[{name: a, model: m, executor: ray, hosts_per_replica: 2, args: {data-parallel-size: 2}}]",
+            "ray-data-parallel",
+            ["not supported"],
+        ),
+        (
+            "[{name: a, model: m, executor: ray, hosts_per_replica: 2, ray_port_base: 8010}]",
+            "port-taken",
+            ["8010 to 8073"],
+        ),
+        (
+            "[{name: a, model: m, executor: ray, hosts_per_replica: 2, ray_port_base: 39990}]",
+            "port-ephemeral",
+            ["39990", "a ray_port_base below 39936"],
+        ),
+        (
+            "[{name: a, model: m, executor: ray, hosts_per_replica: 2, env: {RAY_AUTH_MODE: disabled}}]",
+            "owned-env",
+            ["ray_cluster_tokens"],
+        ),
     ],
 )
 def test_refused(text, id_, words):
@@ -264,6 +288,69 @@ def test_every_offered_release_takes_the_options_of_ranks(version, more):
         assert set(made["hosts"][name]["instances"][0]["config"]) - known <= {"model"}
 
 
+ON_RAY = (
+    "[{name: a, model: m, executor: ray, hosts_per_replica: 2, gpus: [0, 1], args: {max-num-seqs: 8}, env: {A: b}}]"
+)
+
+
+def test_on_ray_the_head_serves_and_every_host_is_of_the_cluster():
+    made, found = judge(ON_RAY)
+    assert not found, [str(f) for f in found]
+    (head,) = made["hosts"]["gpu-01"]["instances"]
+    assert made["hosts"]["gpu-02"]["instances"] == []
+    assert head["config"]["distributed-executor-backend"] == "ray"
+    assert not OF_RANKS & set(head["config"])
+    assert [head["config"][f"{name}-parallel-size"] for name in ("tensor", "pipeline")] == [2, 2]
+    assert head["env"]["RAY_ADDRESS"] == "198.51.100.1:20000"
+    assert (head["hosts"], head["peers"]) == (["gpu-01"], [])  # whose units start and stop together
+    first, second = (made["hosts"][name]["ray"][0] for name in ("gpu-01", "gpu-02"))
+    assert [node["rank"] for node in (first, second)] == [0, 1]
+    assert first["head"] == second["head"] == "198.51.100.1:20000"
+    assert [node["env"]["VLLM_HOST_IP"] for node in (first, second)] == ["198.51.100.1", "198.51.100.2"]
+    assert second["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert second["env"]["A"] == "b"
+    assert (second["gpus"], second["config"]) == (2, {"tensor-parallel-size": 2})
+    replica = made["replicas"]["a.0"]
+    assert (replica["hosts"], replica["ray_hosts"]) == (["gpu-01"], ["gpu-01", "gpu-02"])
+    assert plan.summary(made)[0].startswith("a.0: vLLM 0.26.0 cu130 on gpu-01, gpu-02")
+    assert " on Ray; http" in plan.summary(made)[0]
+
+
+def test_the_ports_of_ray_are_pinned_apart_and_open_to_peers_only():
+    made, _ = judge(ON_RAY)
+    ports = made["hosts"]["gpu-02"]["ray"][0]["ports"]
+    single = [port for name, port in ports.items() if not name.startswith("workers")]
+    workers = range(ports["workers_first"], ports["workers_last"] + 1)
+    assert len(set(single)) == len(single)
+    assert not set(single) & set(workers)
+    assert len(workers) == 48
+    assert set(single) | set(workers) <= set(range(20000, 20064))
+    (ray,) = [o for o in made["hosts"]["gpu-02"]["openings"] if o["name"] == "a.0 ray"]
+    assert (ray["ports"], ray["from"]) == (["20000-20063"], ["198.51.100.1"])
+
+
+@pytest.mark.parametrize(
+    ("where", "id_", "word"),
+    [
+        (fleet(accelerator="cpu", gpus=None), "ray-cpu", "does not support ray"),
+        (fleet(version="0.31.0"), "ray-version", "0.31.0"),
+    ],
+)
+def test_where_vllm_has_no_ray_it_is_refused(where, id_, word):
+    _, found = judge(ON_RAY.replace(", gpus: [0, 1]", ""), where)
+    assert ids(found) == [id_]
+    assert word in found[0].message
+
+
+def test_two_services_on_ray_need_two_blocks():
+    two = (
+        "[{name: a, model: m, executor: ray, hosts_per_replica: 2, gpus: [0]}, "
+        "{name: b, model: m, executor: ray, hosts_per_replica: 2, gpus: [1], port_base: 8100%s}]"
+    )
+    assert set(ids(judge(two % "")[1])) == {"port-taken"}
+    assert ids(judge(two % ", ray_port_base: 20064")[1]) == []
+
+
 def test_data_parallel_ranks_of_one_host_stay_there():
     made, _ = judge("[{name: a, model: m, hosts: [gpu-01], args: {data-parallel-size: 2}}]")
     config = made["hosts"]["gpu-01"]["instances"][0]["config"]
@@ -328,6 +415,7 @@ def test_every_variable_that_the_unit_gets_is_owned_or_free():
     written = set(re.findall(r"^([A-Z_]+)=", template, re.MULTILINE)) | set(
         made["hosts"]["gpu-01"]["instances"][0]["env"]
     )
+    written |= set(judge(ON_RAY.replace("env: {A: b}", "env: {}"))[0]["hosts"]["gpu-01"]["instances"][0]["env"])
     assert {"HOME", "CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} <= written
     assert written <= set(services.OWNED_ENV) | set(services.FREE_ENV)
     assert set(services.OWNED_ENV) - written == {"NCCL_SOCKET_IFNAME"}  # in /etc/nccl.conf
