@@ -1,4 +1,5 @@
-"""The e2e tier: the demo's own stages on a lab of its own, then tests/host/test_demo.py on what they made.
+"""The e2e tier, all with the real engine: the demo's own stages on a lab of its own, then tests/host/test_demo.py on
+what they made; and scenarios of molecule/ that need the demo's wheels and model.
 
 The lab has a third host, `stranger`, that is no part of the fleet. The inventory is a copy of the demo's, so that a
 demo that is up is not touched.
@@ -9,14 +10,16 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from gpu_fleet import demo
-from gpu_fleet.steps import ROOT, Runner, StepFailed, undisturbed
+from gpu_fleet.steps import ROOT, Runner, Step, StepFailed, undisturbed
 
 LAB_NAME = "e2e"
 FOLDER = ROOT / ".cache" / "e2e"
 STRANGER = "stranger"
+SCENARIOS = ("many_hosts",)  # of molecule/
 
 
 def inventory() -> Path:
@@ -52,7 +55,25 @@ def run(runner: Runner) -> None:
         remove(runner)
 
 
-def remove(runner: Runner) -> None:
+def scenario(runner: Runner, name: str, judge: Callable[[Step], None]) -> None:
+    """One scenario of molecule/ with the demo's wheels and model; its lab is removed whatever happens."""
+    fleet = demo.Fleet(runner)
+    try:
+        demo.prepare(fleet)
+        remove(runner, f"test-{name}")
+        extra = {"GPU_FLEET_WHEELS": str(fleet.wheels), "GPU_FLEET_MODEL": str(fleet.model)}
+        command = ["molecule", "test", "--scenario-name", name]
+        step = runner.run(f"e2e {name}", command, timeout=1800, extra=extra)
+        judge(step)
+        for measured in re.findall(r"measured: .*", step.text()):
+            runner.console.print(f"      {measured}", markup=False)
+    except StepFailed:
+        pass  # the step has shown what was wrong and counts as failed
+    finally:
+        remove(runner, f"test-{name}")
+
+
+def remove(runner: Runner, lab: str = LAB_NAME) -> None:
     with undisturbed():
-        runner.run("clean e2e", demo.lab_command("down", LAB_NAME), timeout=120, quiet=True)
+        runner.run("clean e2e", demo.lab_command("down", lab), timeout=120, quiet=True)
         runner.steps.pop()

@@ -3,6 +3,7 @@
     scripts/test                 lint, unit, lab, e2e
     scripts/test lint            one tier
     scripts/test lab firewall    one scenario of molecule/
+    scripts/test e2e many_hosts  one of those with the real engine; `demo` is the demo's own tests
     scripts/test unit -k plan    whatever pytest takes
     scripts/test long            what takes too long for every day
 
@@ -51,8 +52,11 @@ def counted(step: Step) -> tuple[int, int]:
 
 
 def scenarios() -> list[str]:
-    """Molecule's scenarios; the lab's own first, since all others stand on it."""
-    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    """Molecule's scenarios of the tier lab; the lab's own first, since all others stand on it."""
+    from gpu_fleet import endtoend
+
+    known = (path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    names = sorted(name for name in known if name not in endtoend.SCENARIOS)
     return sorted(names, key=lambda name: name != "lab")
 
 
@@ -108,10 +112,16 @@ def refuse_empty(runner: Runner, step: Step, name: str) -> None:
 
 
 def e2e(runner: Runner, names: list[str]) -> None:
-    refuse_names("e2e", names)
     from gpu_fleet import endtoend
 
-    endtoend.run(runner)
+    known = ("demo", *endtoend.SCENARIOS)
+    if unknown := [name for name in names if name not in known]:
+        raise Usage(f"no {', '.join(unknown)} in the tier e2e; there are {', '.join(known)}")
+    if not names or "demo" in names:
+        endtoend.run(runner)
+    for name in endtoend.SCENARIOS:
+        if not names or name in names:
+            endtoend.scenario(runner, name, lambda step, name=name: refuse_empty(runner, step, name))
 
 
 def long(runner: Runner, names: list[str]) -> None:
