@@ -46,7 +46,7 @@ class Host:
     version: str
     gpus: Optional[int]
     ports: Tuple[int, int]
-    others: host_ports.Others = host_ports.Others()
+    others: host_ports.Others = host_ports.NOTHING
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,9 @@ def _others(inventory: Inventory, name: str) -> host_ports.Others:
     return host_ports.Others(
         listens=tuple(sorted(listens.items())),
         reserved=host_ports.spans(inventory.role_value(name, "nccl", "nccl_reserved_ports")),
-        openings=tuple((str(item.get("name", "without a name")), host_ports.spans(item.get("ports"))) for item in openings),
+        openings=tuple(
+            (str(item.get("name", "without a name")), host_ports.spans(item.get("ports"))) for item in openings
+        ),
     )
 
 

@@ -65,6 +65,27 @@ def role(folder: pathlib.Path) -> str:
     return out + ("\n## Variables\n\n" + table(["variable", "type", "default", "meaning"], rows) if rows else "")
 
 
+PORTS_OF_OTHERS = """
+## Ports of others
+
+`validate` refuses a block that covers another block, SSH (`ansible_port`, `firewall_ssh_ports`), `nccl_fixed_ports`, the range of the
+kernel, or one of these. On the host, a process that listens on a port of a replica and is not that replica's own unit stops
+the role nccl, by its name, process and unit.
+
+"""
+PORTS_GUARDED = """
+## Who may connect
+
+- The ports of ranks (`rank_store`, `dp_rpc`, `side_channel` and the kernel's range) have no authentication: whoever reaches them can run
+  code in the server. They are open to the other hosts of the replica alone, by address and on the interface of the cluster network.
+  A rank does not start while the fleet's firewall table does not guard them (`ExecStartPre=` of its unit).
+- The kernel's range also serves every outgoing connection of the host. Ports in it that others need are kept out of it with
+  `nccl_reserved_ports`; what somebody else put into `net.ipv4.ip_local_reserved_ports` stays.
+- Your own `firewall_openings` are added to those of the plan. One that would open a port of ranks is refused.
+- RoCE carries its data over UDP 4791, which the fleet's table leaves alone; NCCL still meets over TCP. InfiniBand passes no firewall of the host.
+"""
+
+
 def ports() -> str:
     layout = yaml.safe_load((ROOT / "data/ports.yml").read_text())
     rows = [
@@ -91,6 +112,12 @@ def ports() -> str:
         + f"With `executor: ray` a service takes a block of {layout['ray']['span']} TCP ports more on each of its hosts, from its `ray_port_base` on "
         + f"(default {layout['ray']['default']}). Only the replica's hosts may connect, and Ray asks each of them for the cluster's token.\n\n"
         + table(["port", "number", "ports", "`ray start`", "what"], ray)
+        + PORTS_OF_OTHERS
+        + table(
+            ["port", "who listens", "on hosts of"],
+            [[str(item["port"]), item["what"], ", ".join(item["groups"])] for item in layout["known"]],
+        )
+        + PORTS_GUARDED
     )
 
 
