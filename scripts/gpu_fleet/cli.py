@@ -187,6 +187,25 @@ def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> No
     _finish(outcome, json_, "everything is as it should be")
 
 
+@app.command()
+def mirror(
+    inventory: Inventory,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", help="Fetch into this folder what it lacks; without it everything is listed only."),
+    ] = None,
+    check: Check = False,
+    json_: Json = False,
+) -> None:
+    """Every package, wheel and model that the fleet needs, in one folder for a site without a way out (docs/airgap.md).
+
+    Exit status 1: something could not be had. 2: the inventory is refused.
+    """
+    variables = {"mirror_folder": str(into.expanduser().resolve()) if into else ""}
+    outcome = _run("mirror", inventory, json_, check=check, variables=variables)
+    _finish(outcome, json_, "\n".join(outcome.summary))
+
+
 def _saved(source: Path) -> str:
     """The text of a saved matrix, - for standard input."""
     try:

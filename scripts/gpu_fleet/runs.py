@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN_TASK = "fleet_plan"
+MIRROR_TASK = "vllm.mirror"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ def _read(outcome: Outcome, event: dict[str, Any]) -> None:
     if event["event"] == "runner_on_ok" and action.endswith(PLAN_TASK):
         outcome.plan = result.get("ansible_facts", {}).get(PLAN_TASK)
         outcome.summary = result.get("summary", [])
+    elif event["event"] == "runner_on_ok" and action.endswith(MIRROR_TASK) and "summary" in result:
+        left = result.get("left_over") or []
+        strange = [f"left over, needed by nothing and not touched: {', '.join(left)}"] if left else []
+        outcome.summary = [*result["summary"], *result.get("notes", []), *strange]
     elif event["event"] == "runner_on_ok" and "gpu_topology_facts" in (result.get("ansible_facts") or {}):
         outcome.hosts[told["host"]] = {
             key: result["ansible_facts"][f"gpu_topology_{key}"]

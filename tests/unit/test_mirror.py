@@ -403,6 +403,18 @@ def test_a_key_is_proved_by_its_fingerprint(tmp_path):
         mirror_apt.key(tmp_path, None, str(tmp_path / "absent"), "debian-12")
 
 
+def test_the_command_line_says_what_the_playbook_found():
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    from gpu_fleet import runs
+
+    outcome = runs.Outcome()
+    told = {"summary": ["wheels: 3 files"], "notes": ["a note"], "left_over": ["wheels/x"], "changed": True}
+    data = {"host": "gpu-01", "task": "Fetch", "res": told, "resolved_action": "gpu_fleet.vllm.mirror"}
+    runs._read(outcome, {"event": "runner_on_ok", "event_data": data})
+    assert outcome.summary == ["wheels: 3 files", "a note", "left over, needed by nothing and not touched: wheels/x"]
+    assert outcome.differing == {"gpu-01": ["Fetch"]}
+
+
 def test_the_playbook_says_no_word_twice(tmp_path):
     """A mistake is one message, not a traceback with a message in it."""
     inventory = tmp_path / "hosts.yml"
