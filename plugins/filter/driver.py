@@ -34,7 +34,8 @@ _value:
     C(plan) (see module_utils/driver_case.py, DriverPlan), null where something stands against one; C(changes), what apt would do, by
     C(install), C(upgrade), C(remove) and C(along) (dependencies that the plan does not name); C(repository), the source that apt needs
     with its key; C(satisfied), whether every package that is wanted is there; C(stops) and C(notes), lists of text; C(lines), the
-    plan as text; C(findings).
+    plan as text; C(works), whether packages, modules or services change; C(files), what the role
+    writes; C(mark), what the next run has to know if this one is ended; C(findings).
   type: dict
 """
 
@@ -88,6 +89,9 @@ def plan_driver(look, settings):
         "source": driver_sources.text(case),
         "gone": driver_sources.gone(case, driver_sources.text(case)),
         "paths": PATHS,
+        "files": [{"path": PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()],
+        "mark": _mark(plan, changes, host) if plan else None,
+        "works": bool(plan and _works(plan, changes)),
         "satisfied": bool(plan and _satisfied(plan, host, known)),
         "stops": [str(finding) for finding in errors],
         "notes": [str(finding) for finding in found if finding.severity != "error"],
@@ -123,6 +127,34 @@ def _named(finding, simulation, plan):
     )
 
 
+def _mark(plan, changes, host):
+    """What is under way, for the next run in case this one is ended: packages that may be half done, units that are down."""
+    coming = {} if changes is None else {**changes["install"], **changes["along"]}
+    coming.update({} if changes is None else {name: pair[1] for name, pair in changes["upgrade"].items()})
+    earlier = (host.get("mark") or {}).get("packages") or {}
+    gone = {} if changes is None else dict.fromkeys(changes["remove"])
+    return {
+        "version": plan.version,
+        "packages": {**earlier, **gone, **coming},
+        "stopped": [*plan.stop, *(unit for unit in plan.starts if unit not in plan.stop)],
+    }
+
+
+def _works(plan, changes):
+    """Whether packages, modules or services of the host change, files of the role's apart."""
+    of_apt = any(changes.values()) if changes else False
+    return bool(
+        of_apt
+        or plan.changes
+        or plan.finishes
+        or plan.builds
+        or plan.initramfs
+        or plan.stop
+        or plan.starts
+        or plan.gone
+    )
+
+
 def _satisfied(plan, host, known):
     """Whether all packages are there in their version, as far as it is known without apt's lists."""
     there = host["packages"]
@@ -133,12 +165,17 @@ def _satisfied(plan, host, known):
     )
 
 
-def driver_builds(text, settings):
-    """What `dkms status` says against a plan, as text, for every kernel that can be booted; nothing where all are built."""
-    found = driver_state.dkms_findings(
-        text, version=settings["version"], kernels=settings["kernels"], host=settings["host"]
-    )
-    return [str(finding) for finding in found]
+def driver_builds(built, settings):
+    """Kernels that the driver is not built for, as text, by the result of module driver_dkms.
+
+    settings are plan, kernels (as module driver_facts returns them) and host.
+    """
+    plan = settings["plan"]
+    wanted = {name: entry for name, entry in settings["kernels"].items() if name in plan["builds"]}
+    kernels = {name: {**entry, "headers": True} for name, entry in wanted.items()}  # installed before, or refused
+    found = driver_state.dkms_findings(built["status"], version=plan["version"], kernels=kernels, host=settings["host"])
+    words = [f"{kernel}: {' / '.join(lines)}" for kernel, lines in sorted(built["words"].items())]
+    return [str(finding) for finding in found] + (words if found else [])
 
 
 def prove_driver(facts, settings):

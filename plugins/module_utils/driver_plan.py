@@ -277,20 +277,13 @@ def _builds(case: Case, plan: DriverPlan) -> List[str]:
     """Kernels that DKMS has no whole module for yet; all where nobody looked."""
     if plan.secure_boot == "signed" or not any("dkms" in name for name in plan.packages):
         return []
-    there = driver_state.dkms(case.host["dkms"] or "")
-    built = {
-        item.kernel
-        for item in there
-        if (item.version, item.state, item.warning) == (plan.version, "installed", "")
-        and item.module.startswith("nvidia")
-    }
-    return sorted(set(case.host["kernels"]) - built)
+    return sorted(set(case.host["kernels"]) - driver_state.built(case.host["dkms"] or "", plan.version))
 
 
 def _disturbs(case: Case, plan: DriverPlan) -> None:
     """Services to stop and the reboot, each only with consent."""
     plan.starts = [unit for unit in (case.host["mark"] or {}).get("stopped") or [] if unit not in case.host["units"]]
-    if not plan.changes and not plan.reboot:
+    if not plan.changes and not (plan.reboot and case.want["reboot"] is not False):
         return
     plan.stop = [unit for glob in case.known["stop_order"] for unit in sorted(fnmatch.filter(case.host["units"], glob))]
     gpus = case.facts.get("gpus") or []

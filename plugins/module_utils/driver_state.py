@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 
@@ -39,6 +39,16 @@ def dkms(text: str) -> List[Built]:
             module, version, kernel, _machine, state, rest = match.groups()
             found.append(Built(module, version, kernel, state, rest.strip(" ()")))
     return found
+
+
+def of_version(text: str, version: str) -> List[Built]:
+    """What DKMS has of a driver's version."""
+    return [item for item in dkms(text) if item.module.startswith("nvidia") and item.version == version]
+
+
+def built(text: str, version: str) -> Set[str]:
+    """Kernels that a driver's version is installed for, whole."""
+    return {str(item.kernel) for item in of_version(text, version) if item.state == "installed" and not item.warning}
 
 
 def dkms_findings(

@@ -38,13 +38,18 @@ def wrong(path: str, text: str, mode: int = 0o644) -> Optional[str]:
 
 def write(path: str, text: str, mode: int = 0o644) -> None:
     """Write beside and rename; missing folders are made with 0755. OSError as the system raises it."""
+    write_bytes(path, text.encode("utf-8"), mode)
+
+
+def write_bytes(path: str, raw: bytes, mode: int = 0o644) -> None:
+    """As `write`, of what is no text."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     beside = f"{path}.new"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+    with os.fdopen(handle, "wb") as stream:
         os.fchmod(stream.fileno(), mode)
         os.fchown(stream.fileno(), 0, 0)
-        stream.write(text)
+        stream.write(raw)
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(beside, path)
