@@ -34,7 +34,8 @@ _value:
     C(plan) (see module_utils/driver_case.py, DriverPlan), null where something stands against one; C(changes), what apt would do, by
     C(install), C(upgrade), C(remove) and C(along) (dependencies that the plan does not name); C(repository), the source that apt needs
     with its key; C(satisfied), whether every package that is wanted is there; C(stops) and C(notes), lists of text; C(lines), the
-    plan as text; C(works), whether packages, modules or services change; C(files), what the role
+    plan as text; C(works), whether packages, modules or services change; C(disturbs), whether nothing may serve
+    meanwhile; C(files), what the role
     writes; C(mark), what the next run has to know if this one is ended; C(findings).
   type: dict
 """
@@ -48,6 +49,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (  # noqa: E
     driver_state,
 )
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_turns as turns  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import HOST, PATHS, Case  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
 
@@ -92,6 +94,7 @@ def plan_driver(look, settings):
         "files": [{"path": PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()],
         "mark": _mark(plan, changes, host) if plan else None,
         "works": bool(plan and _works(plan, changes)),
+        "disturbs": bool(plan and (plan.changes or plan.stop or (plan.reboot and want.get("reboot")))),
         "satisfied": bool(plan and _satisfied(plan, host, known)),
         "stops": [str(finding) for finding in errors],
         "notes": [str(finding) for finding in found if finding.severity != "error"],
@@ -184,8 +187,28 @@ def prove_driver(facts, settings):
     return [str(finding) for finding in found]
 
 
+def driver_turns(plan, hosts):
+    """In which turns the hosts of a run get another driver: hosts, replicas, and those of the hosts that the run lacks (absent)."""
+    return [{**turn, "absent": turns.absent(turn, hosts)} for turn in turns.turns(plan, hosts)]
+
+
+def driver_outages(plan, settings):
+    """Services that a turn would leave without any server; settings are turn, and active, host to names of active units."""
+    active = {
+        host: [unit[len("vllm@") : -len(".service")] for unit in units if unit.startswith("vllm@")]
+        for host, units in settings["active"].items()
+    }
+    return turns.outages(plan, settings["turn"], active)
+
+
 class FilterModule:
     """Filters of this file."""
 
     def filters(self):
-        return {"driver_plan": plan_driver, "driver_builds": driver_builds, "driver_proof": prove_driver}
+        return {
+            "driver_plan": plan_driver,
+            "driver_builds": driver_builds,
+            "driver_proof": prove_driver,
+            "driver_turns": driver_turns,
+            "driver_outages": driver_outages,
+        }
