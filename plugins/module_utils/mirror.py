@@ -7,7 +7,7 @@ The folder::
     SHA256SUMS                        of everything below, for `sha256sum -c SHA256SUMS`; written last
     use.yml                           variables for the site's inventory: where the parts lie
     packages/debian-12-x86_64/        a flat apt repository: *.deb, Packages, Release, InRelease where it is signed
-    packages/key.gpg                  the key that it is signed with
+    packages/key.asc                  the key that it is signed with
     wheels/                           what vllm_runtime_wheelhouse takes
     models/NAME/                      what a model's `folder` takes
 

@@ -69,8 +69,7 @@ def hosts(inventory: Inventory, basedir: str) -> list[Host]:
             named = inventory.role_value(name, "vllm_runtime", "vllm_runtime_packages")
             packages += named or versions["systems"].get(system, {}).get("packages", [])
         host = Host(name, Target(system, architecture), _lock(inventory, name, system, architecture, basedir), packages)
-        if str(inventory.role_value(name, "vllm_runtime", "vllm_runtime_accelerator")).startswith("cu"):
-            host.driver = _driver(inventory, name)
+        host.driver = _driver(inventory, name)
         found.append(host)
     return found
 

@@ -23,7 +23,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.mirror import File,
 
 TIMEOUT = 600.0  # seconds without an end: an index of a big archive over a slow line
 HELPER = "/usr/lib/apt/apt-helper"
-KEY = "key.gpg"  # beside the repositories
+KEY = "key.asc"  # beside the repositories
 BATCH = 24  # files for one apt-helper, so that its progress can be said
 # apt settings that decide how things are fetched; the rest (hooks, what to keep) is this machine's own business.
 _FETCHING = re.compile(r"Acquire::(http|https|ftp|Check-|Retries|ForceIPv)", re.IGNORECASE)
@@ -171,7 +171,7 @@ def sign(folder: Path, key_id: str) -> None:
         beside = folder / ".InRelease.new"
         _gpg(["--yes", "--local-user", key_id, "--clearsign", "--output", str(beside), str(told)], key_id)
         beside.replace(signed)
-    exported = _gpg(["--export", key_id], key_id)
+    exported = _gpg(["--armor", "--export", key_id], key_id)
     if not exported:
         raise MirrorError(f"mirror_sign_with: gpg has no key {key_id}")
     _write(folder.parent / KEY, exported)

@@ -102,8 +102,8 @@ def test_of_the_controller_only_its_systems_own_sources_are_taken():
 # The repository
 
 
-def test_packages_and_release_are_what_apt_reads(tmp_path):
-    """By apt itself: a flat repository of one package, read and resolved in a private root."""
+def carried(tmp_path):
+    """A folder with one package, and that as a file of the mirror."""
     built = tmp_path / "work/DEBIAN"
     built.mkdir(parents=True)
     (built / "control").write_text(
@@ -119,17 +119,61 @@ def test_packages_and_release_are_what_apt_reads(tmp_path):
     )
     raw = (folder / name).read_bytes()
     item = File(name, len(raw), hashlib.sha256(raw).hexdigest())
+    return folder, item
+
+
+def test_packages_and_release_are_what_apt_reads(tmp_path):
+    """By apt itself: a flat repository of one package, read and resolved in a private root."""
+    folder, item = carried(tmp_path)
     assert mirror_apt.write_repository(folder, DEBIAN, "amd64", [item])
     assert not mirror_apt.write_repository(folder, DEBIAN, "amd64", [item])
     apt = mirror_apt.PrivateApt(tmp_path / "root", DEBIAN, "amd64")
     apt.prepare([("carried", f"Types: deb\nURIs: file:{folder}/\nSuites: ./\nTrusted: yes\n")])
     apt.update()
     (found,) = apt.resolve(["carried=1:2-3"])
-    assert (found.path, found.size, found.sha256) == (name, item.size, item.sha256)
+    assert (found.path, found.size, found.sha256) == (item.path, item.size, item.sha256)
     assert apt.available(["carr*"], []) == {"carried": [{"version": "1:2-3", "origin": "gpu_fleet"}]}
     assert [line for line in (folder / "Packages").read_text().splitlines() if line.startswith(" ")] == [" more"]
     with pytest.raises(MirrorError, match=r"apt finds no way to install absent.*Unable to locate package absent"):
         apt.resolve(["absent"])
+
+
+def test_a_signed_repository_is_read_by_its_key_alone(tmp_path, monkeypatch):
+    home = tmp_path / "g"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("GNUPGHOME", str(home))
+    made = [
+        "gpg",
+        "--batch",
+        "--quiet",
+        "--passphrase",
+        "",
+        "--quick-gen-key",
+        "fleet@example.org",
+        "rsa2048",
+        "sign",
+        "never",
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    folder, item = carried(tmp_path)
+    mirror_apt.write_repository(folder, DEBIAN, "amd64", [item])
+    with pytest.raises(MirrorError, match="mirror_sign_with nobody"):
+        mirror_apt.sign(folder, "nobody")
+    mirror_apt.sign(folder, "fleet@example.org")
+    signed = (folder / "InRelease").read_bytes()
+    mirror_apt.sign(folder, "fleet@example.org")
+    assert (folder / "InRelease").read_bytes() == signed
+    key = folder.parent / mirror_apt.KEY
+    apt = mirror_apt.PrivateApt(tmp_path / "root", DEBIAN, "amd64")
+    apt.prepare([("carried", f"Types: deb\nURIs: file:{folder}/\nSuites: ./\nSigned-By: {key}\n")])
+    apt.update()
+    assert [found.path for found in apt.resolve(["carried"])] == [item.path]
+    (folder / "InRelease").write_bytes(signed.replace(b"Label: gpu", b"Label: GPU"))
+    with pytest.raises(MirrorError, match="BADSIG"):
+        apt.update()
+    mirror_apt.sign(folder, "")
+    assert not (folder / "InRelease").exists()
+    subprocess.run(["gpgconf", "--kill", "all"], check=False, capture_output=True)
 
 
 def test_a_source_that_does_not_answer_is_no_source_left_out(tmp_path):
@@ -386,7 +430,7 @@ def test_what_the_inventory_says_becomes_hosts(tmp_path):
     assert first.lock.endswith("locks/vllm-0.26.0-cu130-py312-x86_64.lock")
     assert {"nftables", "python3-apt", "libnuma1", "g++"} <= set(first.packages)
     assert (first.driver["source"], first.driver["version"]) == ("mirror", "580.126.20")
-    assert cpu.driver == {}  # it has no GPU
+    assert cpu.driver["source"] == "nvidia"
     assert cpu.packages[-1] == "libnuma1"
     assert second.driver == {}  # preinstalled, the default
     assert second.packages == ["python3-apt", "nftables"]
