@@ -194,7 +194,7 @@ def _opening(item: Dict[str, Any], cluster_interface: Optional[str]) -> Opening:
         raise ValueError(f"unknown key {', '.join(unknown)}; known are {', '.join(sorted(_KEYS))}")
     name, proto, interface = str(item.get("name", "")), item.get("proto") or "tcp", item.get("interface") or None
     if interface is None and item.get("cluster"):
-        interface = cluster_interface
+        interface = cluster_interface or None
     if not _NAME.fullmatch(name):
         raise ValueError("name has to be 1 to 100 letters, digits, spaces or . _ : @ / + -")
     if proto not in ("tcp", "udp"):
