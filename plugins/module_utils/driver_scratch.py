@@ -60,12 +60,14 @@ class Scratch:
         files: Mapping[str, str],
         gone: Iterable[str] = (),
         keyring: Optional[Mapping[str, Any]] = None,
+        carried: Optional[Mapping[str, str]] = None,
     ) -> None:
         """Lay the host's configuration out with these files in the place of, or beside, its own.
 
         files    path below /etc/apt to text
         gone     paths of the host that are left out
         keyring  path that the files name, and bytes: they are read from the folder
+        carried  uri of a flat repository that is not on the host yet, and its packages and release: apt plans with these alone
         """
         left_out = {*gone, *files}
         for name in ("sources.list", "preferences"):
@@ -80,7 +82,14 @@ class Scratch:
             with open(self.path("keyring.gpg"), "wb") as handle:
                 handle.write(keyring["raw"])
             os.chmod(self.path("keyring.gpg"), 0o644)
-        for path, text in files.items():
+        if carried is not None:
+            os.makedirs(self.path("carried"), mode=0o755, exist_ok=True)
+            for name in ("Packages", "Release"):
+                self._write(f"carried/{name}", carried[name.lower()])
+        for path, told in files.items():
+            text = (
+                told.replace(f"URIs: {carried['uri']}\n", f"URIs: file:{self.path('carried')}/\n") if carried else told
+            )
             key = f"Signed-By: {keyring['path']}\n" if keyring is not None else "\n"
             mine = f"Signed-By: {self.path('keyring.gpg')}\n" if keyring is not None else "\n"
             self._write(path[len("/etc/apt/") :], text.replace(key, mine))

@@ -30,6 +30,11 @@ options:
       The key of the source: C(path), where it would lie; C(url), where it is fetched, or C(text), the key itself; C(fingerprint), which
       it has to have. What already lies at the path is taken where it fits.
     type: dict
+  carried:
+    description: >-
+      A flat repository that is to come to the host and is not there yet, for check mode: C(uri), where it would lie, C(packages) and
+      C(release), its files of these names. apt plans with them; nothing can be installed from them.
+    type: dict
   update:
     description: Whether to read the lists anew; otherwise those that the host has are taken.
     type: bool
@@ -99,6 +104,7 @@ def main():
             "files": {"type": "dict", "default": {}},
             "gone": {"type": "list", "elements": "str", "default": []},
             "keyring": {"type": "dict", "no_log": False},
+            "carried": {"type": "dict"},
             "update": {"type": "bool", "default": True},
             "globs": {"type": "list", "elements": "str", "default": []},
             "names": {"type": "list", "elements": "str", "default": []},
@@ -132,7 +138,7 @@ def main():
 
 def _look(module, scratch, told, keyring):
     run = gpu_facts.command
-    scratch.configure(files=told["files"], gone=told["gone"], keyring=keyring)
+    scratch.configure(files=told["files"], gone=told["gone"], keyring=keyring, carried=told["carried"])
     warnings = []
     if told["update"]:
         scratch.own_lists()

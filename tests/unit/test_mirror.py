@@ -447,6 +447,27 @@ def test_a_key_is_proved_by_its_fingerprint(tmp_path):
         mirror_apt.key(tmp_path, None, str(tmp_path / "absent"), "debian-12")
 
 
+def test_check_mode_plans_a_driver_with_the_lists_of_a_folder_that_is_not_sent_yet():
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_scratch
+
+    uri, path = "file:/var/lib/gpu_fleet/packages/x/", "/etc/apt/sources.list.d/gpu-fleet-driver.sources"
+    text = f"Types: deb\nURIs: {uri}\nSuites: ./\nTrusted: yes\n"
+    scratch = driver_scratch.Scratch()
+    try:
+        scratch.configure(
+            files={path: text}, carried={"uri": uri, "packages": "Package: a\n", "release": "Origin: b\n"}
+        )
+        with open(scratch.path("sources.list.d/gpu-fleet-driver.sources"), encoding="utf-8") as handle:
+            assert handle.read() == text.replace(uri, f"file:{scratch.path('carried')}/")
+        with open(scratch.path("carried/Packages"), encoding="utf-8") as handle:
+            assert handle.read() == "Package: a\n"
+        scratch.configure(files={path: text})
+        with open(scratch.path("sources.list.d/gpu-fleet-driver.sources"), encoding="utf-8") as handle:
+            assert handle.read() == text
+    finally:
+        scratch.remove()
+
+
 def test_the_command_line_says_what_the_playbook_found():
     sys.path.insert(0, str(REPOSITORY / "scripts"))
     from gpu_fleet import runs
