@@ -43,6 +43,8 @@ PATHS: Dict[str, str] = {
     "preferences": "/etc/apt/preferences.d/gpu-fleet-driver",
     "blocklist": "/etc/apt/apt.conf.d/52gpu-fleet-driver",  # after unattended-upgrades' own 50unattended-upgrades
     "modprobe": "/etc/modprobe.d/gpu-fleet-driver.conf",
+    "modules": "/etc/modules-load.d/gpu-fleet-driver.conf",
+    "persistenced": "/etc/systemd/system/nvidia-persistenced.service.d/gpu-fleet.conf",
 }
 # The key of a mirror; that of NVIDIA's own repository lies where its keyring package has it (data/driver.yml).
 MIRROR_KEYRING = "/usr/share/keyrings/gpu-fleet-driver.gpg"
@@ -90,7 +92,7 @@ class DriverPlan:
     load      kernel modules to load before the Fabric Manager
     changes   whether anything of the driver changes; what is beside it has beside_changes, and disturbs nothing
     reboot    whether it takes a reboot, and why
-    files     what is written, by kind: source, preferences, blocklist, modprobe; PATHS says where
+    files     what is written, by kind: source, preferences, blocklist, modprobe, modules, persistenced; PATHS says where
     gone      files of apt that are taken away
     builds    kernels that the modules are to be built for
     finishes  packages that an earlier run of the role left half done, with their state

@@ -10,6 +10,7 @@ Standard library, Python 3.9 and newer, no Ansible import.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -28,6 +29,10 @@ ENVIRONMENT = {
 }
 # apt.conf(5) and dpkg(1): files that somebody changed stay as they are, new defaults where nobody did.
 KEEP = ("-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0")
+# apt-pkg/contrib/fileutl.cc and apt-pkg/deb/debsystem.cc; lib/dpkg/file.c and dbmodify.c
+LOCKED = re.compile(
+    r"Could not get lock|Unable to (lock|acquire the dpkg)|lock was locked by another process|is another process using it"
+)
 SETTLING = 5.0  # seconds between two tries of dpkg while somebody else has its lock
 
 
@@ -107,7 +112,7 @@ def execute(argv: Sequence[str], patience: Optional[float] = None) -> Tuple[int,
         with open(LOG, "rb") as log:
             log.seek(begins)
             out = log.read().decode("utf-8", "backslashreplace")
-        if status and "lock" in out and time.monotonic() < end:
+        if status and LOCKED.search(out) and time.monotonic() < end:
             time.sleep(SETTLING)
             continue
         return status, out
@@ -117,9 +122,15 @@ def update(lock: int) -> Tuple[int, str]:
     return execute(["apt-get", "update", "-q", "-o", f"DPkg::Lock::Timeout={lock}"], lock)
 
 
-def finish(lock: int) -> Tuple[int, str]:
-    """What dpkg left half done. A package that lacks another one stays as it is, apt brings that one next."""
-    return execute(["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"], lock)
+def finish(names: Sequence[str], lock: int) -> Tuple[int, str]:
+    """What dpkg left half done and what stays. A package that lacks another one stays as it is, apt brings that one next.
+
+    Without a name dpkg only takes its journal of unfinished updates in (dpkg(1), --set-selections, with nothing to set), without which apt
+    does nothing.
+    """
+    if not names:
+        return execute(["dpkg", "--set-selections"], lock)
+    return execute(["dpkg", "--force-confdef", "--force-confold", "--configure", *names], lock)
 
 
 def install(arguments: Sequence[str], lock: int) -> Tuple[int, str]:

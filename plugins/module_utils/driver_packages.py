@@ -212,3 +212,16 @@ def modprobe_text(options: Optional[Mapping[str, str]] = None) -> str:
     if options:
         lines.append("options nvidia " + " ".join(f"{name}={value}" for name, value in sorted(options.items())))
     return "\n".join(lines) + "\n"
+
+
+# The daemon opens the driver when it starts: too early, and it fails for good (Azure/aks-gpu PR 105). systemd.unit(5).
+PERSISTENCED = """# Made by the Ansible role gpu_fleet.vllm.gpu_driver.
+[Unit]
+After=systemd-modules-load.service
+ConditionPathExists=/proc/driver/nvidia/version
+"""
+
+
+def modules_text(modules: Iterable[str]) -> str:
+    """modules-load.d(5): loaded at boot before anything that uses them."""
+    return "# Made by the Ansible role gpu_fleet.vllm.gpu_driver.\n" + "".join(f"{name}\n" for name in modules)

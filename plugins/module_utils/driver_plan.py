@@ -241,7 +241,7 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     known, installed = case.known, case.host["packages"]
     plan.may_remove = [
         name
-        for name in sorted(installed)
+        for name in sorted({*installed, *case.host["unsettled"]})
         if name not in plan.packages and names.kind_of(name, known) not in (None, plan.modules)
     ]
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
@@ -338,6 +338,10 @@ def _files(case: Case, plan: DriverPlan) -> None:
     plan.files["modprobe"] = names.modprobe_text(
         None if case.want["gpu_firmware"] else {"NVreg_EnableGpuFirmware": "0"}
     )
+    # What the fabric needs first, then the driver itself.
+    plan.files["modules"] = names.modules_text([*plan.load, "nvidia"])
+    if set(case.persistence(plan.branch)) & set(plan.packages):
+        plan.files["persistenced"] = names.PERSISTENCED
 
 
 def _preinstalled(case: Case) -> Choice:

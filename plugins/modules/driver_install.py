@@ -95,7 +95,15 @@ def _change(module, told, expected):
     run, lock = gpu_facts.command, told["lock_timeout"]
     before, half = driver_change.packages(run), driver_change.unsettled(run)
     if told["finish"]:
-        driver_change.finish(lock)  # what it cannot configure yet apt completes below, or fails with its words
+        leaving = {
+            *expected.get("remove", {}),
+            *expected.get("upgrade", {}),
+            *expected.get("install", {}),
+            *expected.get("along", {}),
+        }
+        driver_change.finish(
+            sorted(half - leaving), lock
+        )  # what it cannot configure yet apt completes below, or says why not
     if told["update"]:
         status, out = driver_change.update(lock)
         if status:
@@ -128,7 +136,7 @@ def _change(module, told, expected):
 
 def _fail(module, what, out, fix):
     lines = [line.strip() for line in out.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("E:", "W:", "dpkg: error"))] or lines[-3:]
+    errors = [line for line in lines if line.startswith(("E:", "W:", "dpkg: error", "Error!", "Consult"))] or lines[-3:]
     module.fail_json(
         msg=f"{socket.gethostname()}: {what}: {' / '.join(errors)}. The whole output is in {driver_change.LOG}. {fix}",
         output=lines[-60:],

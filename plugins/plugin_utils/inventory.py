@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import flags, hardware, host_ports, limits, locks, models, nccl, plan, services
+from ..module_utils import driver_want, flags, hardware, host_ports, limits, locks, models, nccl, plan, services
 from ..module_utils.findings import Finding, did_you_mean
 from . import data, hub, launches
 
@@ -33,6 +34,7 @@ FACTS = (
     "gpu_topology_findings",
     "gpu_topology_measured",
     "gpu_topology_recommendation",
+    "gpu_driver_facts",
     "host_limits_effective",
     "model_store_digests",
 )
@@ -81,6 +83,7 @@ def read(
     found.extend(_grouped((fault, name) for name in hosts for fault in _limit_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _user_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _topology_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name, host in hosts.items() for fault in _driver_faults(inventory, host)))
     if not hosts:
         found.append(
             Finding(
@@ -330,6 +333,30 @@ def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]
             limits.locked_bytes(limits.INFINITE if value is None else value)
         except ValueError:
             faults.append(("limit", f"{variable} is {value!r}, which is no size of memory", limits.SPELLINGS))
+    return faults
+
+
+def _driver_faults(inventory: Inventory, host: plan.Host) -> list[tuple[str, str, str]]:
+    """What role gpu_driver would refuse on every such host."""
+    want = {
+        name.removeprefix("gpu_driver_"): inventory.role_value(host.name, "gpu_driver", name)
+        for name in data.role_options("gpu_driver")
+    }
+    if not isinstance(want["source"], str) or not isinstance(want["packages"], list):
+        return []  # said where values are judged
+    faults = driver_want.judge(
+        want,
+        system=host.system,
+        machine=host.architecture,
+        release={"version": host.version, "accelerator": host.accelerator},
+        known=data.load("driver"),
+        versions=data.load("versions"),
+    )
+    for name in ("repository_key", "folder"):
+        told = want[name]
+        if isinstance(told, str) and told and "BEGIN PGP" not in told and not pathlib.Path(told).exists():
+            fix = "Name one that is there, relative to the folder that Ansible runs in or, better, absolute"
+            faults.append(("driver-source", f"gpu_driver_{name} is {told}, which is not on the controller", fix))
     return faults
 
 
