@@ -190,3 +190,31 @@ def test_a_file_outside_the_folder_is_refused(server, path):
     server.listed = {path: b""}
     with pytest.raises(ModelError, match="outside its folder"):
         fetch()
+
+
+def test_into_a_folder_a_model_comes_once_continued_and_from_the_cache_where_that_has_it(server, tmp_path):
+    into = tmp_path / "carried/chat"
+    (into / "sub").mkdir(parents=True)
+    (into / "model.safetensors.part").write_bytes(FILES["model.safetensors"][:1000])
+    folder, _notes, left = hub.fetch("chat", "org/model", REVISION, False, into=into)
+    assert (folder, left) == (into, {})
+    assert (into / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    ranges = [told for path, told, _token in server.asked if path.endswith("model.safetensors")]
+    assert ranges == ["bytes=1000-"]
+    server.asked.clear()
+    hub.fetch("chat", "org/model", REVISION, False, into=into)
+    assert server.asked == []
+    fetch()  # into the cache
+    server.asked.clear()
+    other = tmp_path / "other/chat"
+    hub.fetch("chat", "org/model", REVISION, False, into=other)
+    assert server.asked == []
+    assert (other / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_the_contents_of_a_repository_are_known_without_fetching_it(server):
+    remote, notes = hub.contents("chat", "org/model", REVISION, False)
+    assert [item.path for item in remote] == ["config.json", "model.safetensors", "sub/tokenizer.json"]
+    assert {item.path: item.size for item in remote}["model.safetensors"] == 300_000
+    assert "pytorch_model.bin left out" in notes[0]
+    assert [path for path, _range, _token in server.asked if "/resolve/" in path] == []

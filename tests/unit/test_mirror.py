@@ -410,6 +410,33 @@ def test_pickles_are_not_carried_and_a_missing_folder_is_named(fleet):
         fleet.run(entries=[{"name": "gone", "folder": "nowhere"}]).look()
 
 
+def test_a_model_of_a_hub_comes_whole_and_its_small_files_are_proved_by_the_hub(fleet, monkeypatch, tmp_path):
+    from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import hub
+
+    small = b"{}"
+    remote = [
+        hub.Remote("config.json", 2, None, hashlib.sha1(b"blob 2\0" + small, usedforsecurity=False).hexdigest()),
+        hub.Remote("model.safetensors", 4, hashlib.sha256(b"wwww").hexdigest(), None),
+    ]
+    monkeypatch.setattr(hub, "contents", lambda *_: (remote, []))
+
+    def fetch(name, repository, revision, allow_pickle, into):
+        into.mkdir(parents=True, exist_ok=True)
+        (into / "config.json").write_bytes(small)
+        (into / "model.safetensors").write_bytes(b"wwww")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    entries = [{"name": "chat", "hub": "org/chat", "revision": "a" * 40}]
+    run = fleet.run(parts=("models",), entries=entries)
+    assert run.fill(run.look())
+    assert good(fleet.folder)
+    assert "chat" in (fleet.folder / "use.yml").read_text()
+    assert "# org/chat at aaaa" in (fleet.folder / "use.yml").read_text()
+    (fleet.folder / "models/chat/config.json").write_bytes(b"[]")  # of the same size
+    again = fleet.run(parts=("models",), entries=entries)
+    assert [item.path for item in again.look()] == ["models/chat/config.json"]
+
+
 def test_a_lock_that_is_not_there_is_named(fleet):
     fleet.host.lock = "/nowhere/vllm-9.9.lock"
     with pytest.raises(MirrorError, match=r"/nowhere/vllm-9.9.lock: .*docs/releases.md"):
