@@ -252,7 +252,7 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         plan.load = list(known["fabric_modules"])
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
-    lacks = [name for name, version in plan.packages.items() if (installed.get(name) or {}).get("version") != version]
+    lacks = [name for name, version in plan.packages.items() if not _there(name, version, installed.get(name), plan, known)]
     there = set(lacks) <= set(plan.beside)
     plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
     plan.beside_changes = bool(set(lacks) & set(plan.beside))
@@ -278,6 +278,15 @@ def _builds(case: Case, plan: DriverPlan) -> List[str]:
     if plan.secure_boot == "signed" or not any("dkms" in name for name in plan.packages):
         return []
     return sorted(set(case.host["kernels"]) - driver_state.built(case.host["dkms"] or "", plan.version))
+
+
+def _there(
+    name: str, version: Optional[str], have: Optional[Mapping[str, Any]], plan: DriverPlan, known: Mapping[str, Any]
+) -> bool:
+    """Whether a package is as planned; before the lists are read that is by the driver's version alone."""
+    if have is None or version is not None:
+        return have is not None and have["version"] == version
+    return not names.of_driver(name, known) or names.upstream(have["version"]) == plan.version
 
 
 def _disturbs(case: Case, plan: DriverPlan) -> None:

@@ -137,6 +137,15 @@ def test_the_same_plan_a_second_time_changes_nothing_and_asks_for_nothing():
     assert (plan.changes, plan.reboot, plan.stop, plan.unhold) == (False, False, [], [])
 
 
+def test_before_the_lists_are_read_a_driver_that_is_there_disturbs_nobody():
+    facts, packages = running(V)
+    units = ["vllm@chat.0.service", "nvidia-persistenced.service"]
+    plan = choose(facts, packages=packages, units=units, available=None).plan
+    assert (plan.changes, plan.stop) == (False, [])
+    facts, packages = running("580.105.08")
+    assert "stop-consent" in ids(choose(facts, packages=packages, units=units, available=None))
+
+
 def test_an_upgrade_stops_what_uses_the_driver_in_order_and_reboots():
     facts, packages = running(nvswitch={"devices": 4})
     for name in ("nvidia-fabricmanager", "libnvidia-nscq"):
