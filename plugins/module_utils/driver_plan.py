@@ -252,7 +252,9 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         plan.load = list(known["fabric_modules"])
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
-    lacks = [name for name, version in plan.packages.items() if not _there(name, version, installed.get(name), plan, known)]
+    lacks = [
+        name for name, version in plan.packages.items() if not _there(name, version, installed.get(name), plan, known)
+    ]
     there = set(lacks) <= set(plan.beside)
     plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
     plan.beside_changes = bool(set(lacks) & set(plan.beside))
