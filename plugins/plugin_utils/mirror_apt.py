@@ -54,6 +54,12 @@ class PrivateApt:
         (self.root / "state/status").touch()
         for old in (self.root / "etc/sources.list.d").iterdir():
             old.unlink()
+        for path in re.findall(r"(?m)^Signed-By: (/\S+)$", "\n".join(text for _name, text in sources)):
+            if not Path(path).is_file():
+                raise MirrorError(
+                    f"packages of {self.target.system}: this machine has no {path}, the key of their archive; install it (on Debian and "
+                    "Ubuntu it is in debian-archive-keyring or ubuntu-keyring), or name other sources in mirror_sources"
+                )
         for name, text in sources:
             (self.root / "etc/sources.list.d" / f"{name}.sources").write_text(text, encoding="utf-8")
         config = mirror.apt_conf(str(self.root), self.architecture, _acquire())

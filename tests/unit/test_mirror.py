@@ -183,6 +183,13 @@ def test_a_source_that_does_not_answer_is_no_source_left_out(tmp_path):
         apt.update()
 
 
+def test_an_archive_whose_key_is_not_here_is_refused_by_name(tmp_path):
+    apt = mirror_apt.PrivateApt(tmp_path / "root", Target("ubuntu-24.04", "x86_64"), "amd64")
+    text = mirror.sources(apt.target, KNOWN["sources"]).replace("/usr/share/keyrings/", f"{tmp_path}/")
+    with pytest.raises(MirrorError, match=r"ubuntu-24.04: this machine has no .*ubuntu-archive-keyring.gpg"):
+        apt.prepare([("system", text)])
+
+
 def test_what_came_other_than_announced_is_thrown_away(tmp_path):
     source = tmp_path / "a.deb"
     source.write_bytes(b"altered")
