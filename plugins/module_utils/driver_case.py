@@ -66,6 +66,7 @@ WANT: Dict[str, Any] = {
     "imex_nodes": [],  # addresses of the nodes of an NVLink domain
     "gpu_firmware": True,  # false: NVreg_EnableGpuFirmware=0
     "mig_layout": None,
+    "root": "/",  # where procfs is looked for; another one on a recorded host
     "persistence": True,  # nvidia-persistenced, where the source has it
     "toolkit": None,  # exact version of the container toolkit
     "dcgm": None,  # exact version of DCGM

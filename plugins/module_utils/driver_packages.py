@@ -214,12 +214,15 @@ def modprobe_text(options: Optional[Mapping[str, str]] = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The daemon opens the driver when it starts: too early, and it fails for good (Azure/aks-gpu PR 105). systemd.unit(5).
-PERSISTENCED = """# Made by the Ansible role gpu_fleet.vllm.gpu_driver.
-[Unit]
-After=systemd-modules-load.service
-ConditionPathExists=/proc/driver/nvidia/version
-"""
+def persistenced_text(root: str) -> str:
+    """A drop-in, systemd.unit(5): the daemon opens the driver when it starts; too early, and it fails for good (Azure/aks-gpu PR 105).
+
+    root  where procfs is
+    """
+    return (
+        "# Made by the Ansible role gpu_fleet.vllm.gpu_driver.\n[Unit]\nAfter=systemd-modules-load.service\n"
+        f"ConditionPathExists={root.rstrip('/')}/proc/driver/nvidia/version\n"
+    )
 
 
 def modules_text(modules: Iterable[str]) -> str:

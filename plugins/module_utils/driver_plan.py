@@ -352,7 +352,7 @@ def _files(case: Case, plan: DriverPlan) -> None:
     # What the fabric needs first, then the driver itself.
     plan.files["modules"] = names.modules_text([*plan.load, "nvidia"])
     if set(case.persistence(plan.branch)) & set(plan.packages):
-        plan.files["persistenced"] = names.PERSISTENCED
+        plan.files["persistenced"] = names.persistenced_text(case.want["root"])
 
 
 def _preinstalled(case: Case) -> Choice:
