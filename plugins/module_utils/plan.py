@@ -495,7 +495,7 @@ def ports_of(replica: Replica, layout: Dict[str, Any]) -> Dict[str, int]:
 def ray_ports(service: Service, layout: Dict[str, Any]) -> Dict[str, int]:
     """The named ports of a service's Ray cluster, the same on each of its hosts; of the workers the first and the last."""
     offsets = layout["ray"]["offsets"]
-    ports = {name: service.ray_port_base + port["offset"] for name, port in offsets.items() if "option" in port}
+    ports = {name: service.ray_port_base + port["offset"] for name, port in offsets.items() if name != "workers"}
     first = service.ray_port_base + offsets["workers"]["offset"]
     return {**ports, "workers_first": first, "workers_last": first + offsets["workers"]["span"] - 1}
 

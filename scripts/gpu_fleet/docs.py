@@ -97,7 +97,7 @@ def ports() -> str:
             name,
             f"ray_port_base + {port['offset']}",
             str(port["span"]),
-            f"`--{port['option']}`" if "option" in port else "",
+            f"`--{port['option']}`" if "option" in port else f"`{port['variable']}`" if "variable" in port else "",
             port["what"],
         ]
         for name, port in layout["ray"]["offsets"].items()

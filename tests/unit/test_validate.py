@@ -55,6 +55,13 @@ def test_one_variable_names_the_service_user_for_all_roles(tmp_path):
     assert status == 0, said
 
 
+def test_a_service_on_ray_passes_and_its_token_is_not_shown(tmp_path):
+    status, said = validate(tmp_path, {**ON_RAY, "ray_cluster_tokens": {"chat": TOKEN}}, playbook="plan")
+    assert status == 0, said
+    assert "on Ray; http" in said
+    assert TOKEN not in said
+
+
 def test_with_limit_the_whole_fleet_is_still_planned(tmp_path):
     status, said = validate(tmp_path, options=["--limit", "gpu-02"])
     assert status == 0
@@ -62,7 +69,19 @@ def test_with_limit_the_whole_fleet_is_still_planned(tmp_path):
     assert "chat.1" in said
 
 
+ON_RAY = {"vllm_services": [{"name": "chat", "model": "m", "executor": "ray", "hosts_per_replica": 2}]}
+TOKEN = "t" * 40
+
 MISTAKES = [
+    (ON_RAY, "service chat: its Ray cluster has no token"),
+    ({**ON_RAY, "ray_cluster_tokens": {"chat": 12}}, "service chat: its Ray token is no text"),
+    ({**ON_RAY, "ray_cluster_tokens": {"chat": "short"}}, "service chat: its Ray token is too short"),
+    (
+        {**ON_RAY, "ray_cluster_tokens": {"chat": TOKEN, "chta": TOKEN}},
+        "ray_cluster_tokens.chta: there is no such service",
+    ),
+    ({"ray_cluster_tokens": {"chat": TOKEN}}, "there is no such service with executor: ray"),
+    ({**ON_RAY, "ray_cluster_token": TOKEN}, "Did you mean ray_cluster_tokens"),
     ({"vllm_runtime_version": "0.99.0"}, "vllm_runtime_version is 0.99.0, which is not offered"),
     (
         {"vllm_runtime_version": "0.33.0", "fleet_system": "ubuntu-22.04"},
