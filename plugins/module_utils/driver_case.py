@@ -44,6 +44,7 @@ PATHS: Dict[str, str] = {
     "blocklist": "/etc/apt/apt.conf.d/52gpu-fleet-driver",  # after unattended-upgrades' own 50unattended-upgrades
     "modprobe": "/etc/modprobe.d/gpu-fleet-driver.conf",
     "modules": "/etc/modules-load.d/gpu-fleet-driver.conf",
+    "imex": "/etc/nvidia-imex/nodes_config.cfg",  # every node of the NVLink domain, this one too, one a line
     "persistenced": "/etc/systemd/system/nvidia-persistenced.service.d/gpu-fleet.conf",
 }
 # The key of a mirror; that of NVIDIA's own repository lies where its keyring package has it (data/driver.yml).
@@ -91,9 +92,10 @@ class DriverPlan:
     blocklist regular expressions for unattended-upgrades
     stop      active units, in the order to stop them; start them the other way round
     load      kernel modules to load before the Fabric Manager
+    fabric    units of the fabric that have to run
     changes   whether anything of the driver changes; what is beside it has beside_changes, and disturbs nothing
     reboot    whether it takes a reboot, and why
-    files     what is written, by kind: source, preferences, blocklist, modprobe, modules, persistenced; PATHS says where
+    files     what is written, by kind: source, preferences, blocklist, modprobe, modules, imex, persistenced; PATHS says where
     gone      files of apt that are taken away
     builds    kernels that the modules are to be built for
     finishes  packages that an earlier run of the role left half done, with their state
@@ -116,6 +118,7 @@ class DriverPlan:
     blocklist: List[str] = field(default_factory=list)
     stop: List[str] = field(default_factory=list)
     load: List[str] = field(default_factory=list)
+    fabric: List[str] = field(default_factory=list)
     changes: bool = True
     beside_changes: bool = False
     reboot: bool = False

@@ -56,6 +56,7 @@ def gather(
         "key_enrolled": _enrolled(run),
         "nvlink5": _nvlink5(root),
         "modules": _modules(kernel, modules),
+        "loaded": _loaded(root, modules),
         "units": units(run),
         "dkms": (_try(run, ["dkms", "status"]) or ("", ""))[0],
         "runfile": any(os.path.lexists(f"/usr/bin/{name}") for name in ("nvidia-uninstall", "nvidia-installer")),
@@ -153,6 +154,11 @@ def _modules(kernel: str, wanted: Sequence[str]) -> Optional[Dict[str, bool]]:
         return None
     text = "\n".join(item or "" for item in lists)
     return {name: bool(re.search(rf"(^|/){re.escape(name)}\.ko", text, re.MULTILINE)) for name in wanted}
+
+
+def _loaded(root: str, wanted: Sequence[str]) -> List[str]:
+    lines = (_text(root, "proc/modules") or "").splitlines()
+    return [name for name in wanted if any(line.startswith(f"{name} ") for line in lines)]
 
 
 # Packages

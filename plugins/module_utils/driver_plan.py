@@ -346,9 +346,14 @@ def _files(case: Case, plan: DriverPlan) -> None:
     records += driver_beside.pins(case, plan.packages)
     plan.files["preferences"] = names.preferences_text(records)
     plan.files["blocklist"] = names.blocklist_text(plan.blocklist)
-    plan.files["modprobe"] = names.modprobe_text(
-        None if case.want["gpu_firmware"] else {"NVreg_EnableGpuFirmware": "0"}
-    )
+    options = {} if case.want["gpu_firmware"] else {"NVreg_EnableGpuFirmware": "0"}
+    if any("fabricmanager" in name for name in plan.because):
+        plan.fabric.append("nvidia-fabricmanager.service")
+    if any("imex" in name for name in plan.because):
+        plan.fabric.append("nvidia-imex.service")
+        plan.files["imex"] = "".join(f"{address}\n" for address in case.want["imex_nodes"])
+        options["NVreg_CreateImexChannel0"] = "1"  # the one channel that processes of one user need
+    plan.files["modprobe"] = names.modprobe_text(options or None)
     # What the fabric needs first, then the driver itself.
     plan.files["modules"] = names.modules_text([*plan.load, "nvidia"])
     if set(case.persistence(plan.branch)) & set(plan.packages):

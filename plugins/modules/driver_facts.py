@@ -71,6 +71,7 @@ secure_boot: {description: "What C(mokutil --sb-state) prints; null without moku
 key_enrolled: {description: "Whether the firmware knows DKMS's key; null when nobody can tell.", type: bool, returned: success}
 nvlink5: {description: Whether an InfiniBand device manages NVLink switches., type: bool, returned: success}
 modules: {description: Which of the modules the running kernel has; null without a list of them., type: dict, returned: success}
+loaded: {description: Which of the modules are loaded., type: list, elements: str, returned: success}
 units: {description: Active services., type: list, elements: str, returned: success}
 dkms: {description: "Output of C(dkms status).", type: str, returned: success}
 runfile: {description: Whether a driver of NVIDIA's .run installer is there., type: bool, returned: success}
