@@ -19,7 +19,8 @@ from gpu_fleet.steps import ROOT, Runner, Step, StepFailed, undisturbed
 LAB_NAME = "e2e"
 FOLDER = ROOT / ".cache" / "e2e"
 STRANGER = "stranger"
-SCENARIOS = ("many_hosts",)  # of molecule/
+# Of molecule/, each with what its release has besides vLLM.
+SCENARIOS: dict[str, tuple[str, ...]] = {"many_hosts": (), "ray_cluster": ("ray",)}
 
 
 def inventory() -> Path:
@@ -60,6 +61,11 @@ def scenario(runner: Runner, name: str, judge: Callable[[Step], None]) -> None:
     fleet = demo.Fleet(runner)
     try:
         demo.prepare(fleet)
+        for addon in SCENARIOS[name]:
+            lock = demo.lock_file(fleet)
+            lock = lock.parent / "addons" / f"{addon}-{lock.name}"
+            fetch = [sys.executable, "-m", "gpu_fleet.wheelhouse", "fetch", str(lock), "--into", str(fleet.wheels)]
+            demo.need(runner.run(f"wheels of {addon}", fetch))
         remove(runner, f"test-{name}")
         extra = {"GPU_FLEET_WHEELS": str(fleet.wheels), "GPU_FLEET_MODEL": str(fleet.model)}
         command = ["molecule", "test", "--scenario-name", name]
