@@ -102,6 +102,22 @@ MISTAKES = [
     ({"fleet_adress": "192.0.2.1"}, "unknown variable fleet_adress. Did you mean fleet_address?"),
     ({"firewall_openingz": []}, "unknown variable firewall_openingz. Did you mean firewall_openings?"),
     ({"fleet_system": "debian-11"}, "fleet_system is 'debian-11'"),
+    (
+        {"fleet_system": "rocky-9", "gpu_driver_source": "nvidia", "gpu_driver_version": "580.126.20"},
+        "drivers are installed on debian-12, debian-13, ubuntu-22.04, ubuntu-24.04, not on rocky-9",
+    ),
+    ({"gpu_driver_source": "nvidia"}, "gpu_driver_version names no exact version for branch 580"),
+    (
+        {"gpu_driver_source": "distribution", "gpu_driver_version": "535.261.03"},
+        "found driver 535.261.03, CUDA 13 wheels need 580.65.06 or newer",
+    ),
+    ({"gpu_driver_source": "mirror", "gpu_driver_version": "580.126.20"}, "neither is set"),
+    (
+        {"gpu_driver_source": "mirror", "gpu_driver_version": "580.126.20", "gpu_driver_folder": "/nowhere"},
+        "gpu_driver_folder is /nowhere, which is not on the controller",
+    ),
+    ({"gpu_driver_sourc": "nvidia"}, "unknown variable gpu_driver_sourc. Did you mean gpu_driver_source?"),
+    ({"gpu_driver_reboot": "perhaps"}, "gpu_driver_reboot is 'perhaps'"),
     ({"fleet_gpus": "many"}, "fleet_gpus is 'many'"),
     ({"nccl_variables": {"NCCL_PORT_RANGE": "1-2"}}, "NCCL_PORT_RANGE"),
     ({"nccl_port_range": "50000-50100"}, "has 101 ports, fewer than 4000"),
