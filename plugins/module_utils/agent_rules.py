@@ -169,7 +169,7 @@ class Judge:
         self.waiting = ""
         self.streak = 0
         self._counters: Optional[float] = None
-        self._last_probe = float("-inf")
+        self._last_probe = self._silent = float("-inf")
         self._right_began: Optional[float] = None
         self._since: Dict[str, float] = {}  # how long something that is only borne for a while has been so
 
@@ -232,6 +232,8 @@ class Judge:
             if peer.seen is not None and w.now - peer.seen >= self.s.lost_after and rank not in m.lost:
                 m.lost.append(rank)
             if not self._fresh(w, rank):
+                if peer.seen is not None:  # that no completion comes is its silence's doing, as long as it lasts
+                    self._silent, self.streak = w.now, 0
                 continue
             boot, hand = str(said.get("boot", "")), int(said.get("hand", 0))
             back = rank in m.lost or m.boots.get(name, boot) != boot or m.hands.get(name, hand) != hand
@@ -262,7 +264,7 @@ class Judge:
             self.streak, self._right_began = 0, probe.began
             if self.s.rank == 0:
                 self._answered(w)
-        elif probe.answered:
+        elif probe.answered or probe.began <= self._silent:
             self.streak = 0
         elif self.streak and probe.counters is not None and probe.counters > (self._counters or -1.0):
             self.streak = 1  # it works for others: load is no death

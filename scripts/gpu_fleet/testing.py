@@ -6,6 +6,7 @@
     scripts/test e2e many_hosts  one of those with the real engine; `demo` is the demo's own tests
     scripts/test unit -k plan    whatever pytest takes
     scripts/test long            what takes too long for every day
+    scripts/test long faults --count 3    tests/long/test_faults.py, with what pytest takes
 
 The last line is `N passed, M failed`: tests where a step runs tests (pytest counts them), the step itself where not.
 Exit status 0 only when all is well; 2 when used wrongly. Labs are removed whatever happens. Logs: .cache/logs/test.
@@ -125,7 +126,8 @@ def e2e(runner: Runner, names: list[str]) -> None:
 
 
 def long(runner: Runner, names: list[str]) -> None:
-    runner.run("long", [*PYTEST, "-s", *(names or ["tests/long"])], timeout=6 * 3600)
+    named = [f"tests/long/test_{name}.py" if (ROOT / f"tests/long/test_{name}.py").is_file() else name for name in names]
+    runner.run("long", [*PYTEST, "-s", *(named or ["tests/long"])], timeout=6 * 3600)
 
 
 def lab_down(name: str) -> list[str]:

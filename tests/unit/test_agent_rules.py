@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import agent_world
 import pytest
 from agent_world import World
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
@@ -108,6 +109,20 @@ def test_a_short_cut_is_sat_out():
     world.run(9)
     world.hosts[1].cut = False
     quiet(world)
+    assert starts(world) == 2
+
+
+def test_completions_that_a_short_cut_held_up_are_no_dead_engine(monkeypatch):
+    monkeypatch.setattr(agent_world, "DEADLINE", 3)
+    world = serving(2)
+    for seconds in (9, 12):
+        world.hosts[1].cut = True
+        world.run(seconds)
+        world.hosts[1].cut = False
+        world.hosts[0].load = True  # TCP sends again only after a while
+        world.run(2)
+        world.hosts[0].load = False
+        world.run(30)
     assert starts(world) == 2
 
 

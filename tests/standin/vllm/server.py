@@ -10,6 +10,7 @@ A file /var/lib/standin/broken lets every start fail.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -51,6 +52,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             until = time.monotonic() + int(body.get("max_tokens", 1)) - 1
             while HUNG.is_set() or BUSY.is_set() or time.monotonic() < until:
                 time.sleep(0.1)
+            for link in self.server.links:
+                link.ask()
             self.answer(
                 200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
             )
@@ -61,17 +64,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """The journal is for what the tests look for."""
 
 
-def die_when_closed(connection):
-    try:
-        while connection.recv(1):
+class Link:
+    """A connection to another rank. Each completion of the head needs an echo of every worker."""
+
+    def __init__(self, connection, head):
+        self.connection, self.head = connection, head
+        self.turn, self.echoes = threading.Lock(), threading.Semaphore(0)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def ask(self):
+        with self.turn:
+            with contextlib.suppress(OSError):
+                self.connection.sendall(b"t")
+            self.echoes.acquire()
+
+    def listen(self):
+        try:
+            while self.connection.recv(1):
+                if self.head:
+                    self.echoes.release()
+                elif not HUNG.is_set():
+                    self.connection.sendall(b"t")
+        except OSError:
             pass
-    except OSError:
-        pass
-    print("a rank went away", flush=True)
-    if os.environ.get("STANDIN_HANGS"):
+        print("a rank went away", flush=True)
+        if not os.environ.get("STANDIN_HANGS"):
+            os._exit(0)
         HUNG.set()
-        return
-    os._exit(0)
 
 
 def meet(arguments):
@@ -94,13 +113,15 @@ def meet(arguments):
 
 def agree(arguments, connections):
     """The head serves when every other rank has said that it is ready; from then on all die with any of them."""
+    links = []
     for connection in connections:
         if arguments.node_rank:
             connection.sendall(b"r")
         elif not connection.recv(1):
             print("a rank went away", flush=True)
             sys.exit(0)
-        threading.Thread(target=die_when_closed, args=(connection,), daemon=True).start()
+        links.append(Link(connection, head=not arguments.node_rank))
+    return links
 
 
 def fail():
@@ -124,11 +145,11 @@ def run(arguments):
     connections = meet(arguments)
     if fails:
         fail()
-    agree(arguments, connections)
+    links = agree(arguments, connections)
     while arguments.headless:  # an endless wait in C would put off the signals
         time.sleep(0.5)
     server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
-    server.names = arguments.served_model_name
+    server.names, server.links = arguments.served_model_name, links
     print("stand-in ready", flush=True)
     server.serve_forever()
 
