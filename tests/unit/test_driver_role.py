@@ -453,3 +453,69 @@ def test_failure_9_a_card_that_the_driver_does_not_take_is_counted(library, monk
     facts = hosts.facts("h200x2")
     assert "the driver has 1" in prove(cuda.init(library), {**facts, "gpus": facts["gpus"][:1]})[0]
     assert "CUDA sees 2 devices" in prove(cuda.init(library), {**facts, "gpus": facts["gpus"][:1]})[1]
+
+
+# What is written for the fabric and the daemon
+
+NVIDIA_NAMES = (
+    "nvidia-driver-cuda",
+    "nvidia-kernel-open-dkms",
+    "nvidia-fabricmanager",
+    "libnvidia-nscq",
+    "nvidia-imex",
+)
+OF_NVIDIA = {
+    name: [{"version": f"{V}-1", "origin": "NVIDIA"}] for name in (*NVIDIA_NAMES, "libnvsdm", "nvidia-persistenced")
+}
+OF_NVIDIA.update({name: [{"version": "2025.10.14-1", "origin": "NVIDIA"}] for name in ("nvlsm", "infiniband-diags")})
+
+
+def written(found):
+    return {item["path"]: item["content"] for item in found["files"]}
+
+
+def cards(device, number=2):
+    return [
+        {"address": f"0000:{place:02x}:00.0", "vendor_id": "10de", "device_id": device, "driver": None}
+        for place in range(number)
+    ]
+
+
+def from_nvidia(want=None, **changes):
+    host = {key: changes.pop(key) for key in ("nvlink5", "modules") if key in changes}
+    want = {"source": "nvidia", "version": V, "persistence": True, **(want or {})}
+    return planned(available=OF_NVIDIA, want=want, facts=bare(**changes), **host)
+
+
+def test_failure_5_imex_gets_every_node_and_its_channel_on_a_rack_only():
+    found = from_nvidia({"imex_nodes": ["192.0.2.1", "192.0.2.2"]}, pci_gpus=cards("2941"))
+    assert found["stops"] == []
+    assert found["plan"]["fabric"] == ["nvidia-imex.service"]
+    files = written(found)
+    assert files["/etc/nvidia-imex/nodes_config.cfg"] == "192.0.2.1\n192.0.2.2\n"
+    assert "options nvidia NVreg_CreateImexChannel0=1\n" in files["/etc/modprobe.d/gpu-fleet-driver.conf"]
+    assert "imex" not in "".join(written(from_nvidia()))
+
+
+def test_failure_4_what_nvlink_5_needs_is_loaded_before_the_driver_and_at_each_boot():
+    found = from_nvidia(pci_gpus=cards("2901"), nvlink5=True, modules={"ib_umad": True, "mlx5_ib": True})
+    assert found["stops"] == []
+    assert found["plan"]["fabric"] == ["nvidia-fabricmanager.service"]
+    lines = written(found)["/etc/modules-load.d/gpu-fleet-driver.conf"].splitlines()
+    assert lines[1:] == ["ib_umad", "mlx5_ib", "nvidia"]
+
+
+def test_failure_14_the_daemon_waits_for_the_module():
+    text = written(from_nvidia())["/etc/systemd/system/nvidia-persistenced.service.d/gpu-fleet.conf"]
+    assert "ConditionPathExists=/proc/driver/nvidia/version\n" in text
+    assert "After=systemd-modules-load.service\n" in text
+    without = written(from_nvidia({"persistence": False}))
+    assert not any("persistenced" in path for path in without)
+    replayed = written(from_nvidia({"root": "/srv/replay"}))
+    assert "=/srv/replay/proc/driver" in replayed["/etc/systemd/system/nvidia-persistenced.service.d/gpu-fleet.conf"]
+
+
+def test_failure_1_the_files_hold_and_pin_what_is_installed():
+    files = written(from_nvidia())
+    assert "Pin: version 580.126.20-1\nPin-Priority: 1001" in files["/etc/apt/preferences.d/gpu-fleet-driver"]
+    assert '"nvidia-";' in files["/etc/apt/apt.conf.d/52gpu-fleet-driver"]
