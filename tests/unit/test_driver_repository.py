@@ -17,7 +17,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "replay"))
 import hosts
 import packages
 import repository
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, mig
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 
 KNOWN = yaml.safe_load((REPOSITORY / "data" / "driver.yml").read_text())
@@ -166,3 +166,24 @@ def test_nvidia_smi_answers_for_the_loaded_driver_and_fails_as_the_real_one(made
     assert (ask(*query).returncode, "Driver/library version mismatch" in ask(*query).stdout) == (18, True)
     version.unlink()
     assert (ask(*query).returncode, "couldn't communicate" in ask(*query).stdout) == (9, True)
+
+
+def test_mig_instances_are_made_listed_and_end_with_the_driver(made, played, tmp_path, monkeypatch):
+    subprocess.run(
+        ["dpkg-deb", "-x", made / "nvidia" / f"nvidia-driver-cuda_{NEW}-1_amd64.deb", tmp_path / "smi"], check=True
+    )
+    program = tmp_path / "smi" / "usr" / "bin" / "nvidia-smi"
+    program.write_text(program.read_text().replace("/run/nvidia-stand-in", str(tmp_path / "run")))
+
+    def run(argv):
+        done = subprocess.run([sys.executable, program, *argv[1:]], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    layout = {"0": ["3g.40gb", "19"], "1": ["7g.80gb"]}
+    assert mig.make(run, layout) == layout
+    assert mig.instances(run, "0") == [("3g.40gb", "9"), ("1g.10gb", "19")]
+    assert mig.make(run, layout) == {}
+    (tmp_path / "run" / "mig.json").unlink()
+    (played / "mig_makes_nothing").touch()
+    with pytest.raises(mig.Wrong, match="-lgi does not list them"):
+        mig.make(run, layout)
