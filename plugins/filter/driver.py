@@ -55,12 +55,20 @@ from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa
 
 # Nothing can be said of a version before the lists of packages are read; it is asked again then.
 LATER = {"driver-version"}
+# Null asks, see WANT in driver_case.py; on the command line a word stands for true or false.
+CONSENT = ("reboot", "stop_services", "replace_sources")
+
+
+def _consent(value):
+    """true, false or None. A template that decides on null itself gives an empty text for it before ansible-core 2.19."""
+    return None if value is None or value == "" else boolean(value)
 
 
 def plan_driver(look, settings):
     """See DOCUMENTATION."""
     known, versions = data.load("driver"), data.load("versions")
-    gpu, name, want = look["gpu"], settings["host"], settings["want"]
+    gpu, name = look["gpu"], settings["host"]
+    want = {**settings["want"], **{key: _consent(settings["want"].get(key)) for key in CONSENT}}
     available = look.get("available")
     host = _host(look["host"], available)
     choice = driver_plan.choose(gpu, want, host, known, versions=versions, where=name)

@@ -216,6 +216,13 @@ def test_asked_it_names_the_newest():
     assert "Set gpu_driver_version: 535.261.03" in planned(want={"version": None})["stops"][0]
 
 
+@pytest.mark.parametrize(("told", "stops"), [(None, True), ("", True), ("false", False), (False, False), ("true", False)])
+def test_consent_that_nobody_gave_is_asked_for_however_null_arrives(told, stops):
+    loaded = bare(driver={"loaded": "525.1.1", "installed": "525.1.1", "flavour": "open", "cuda": "12.0"})
+    found = planned(facts=loaded, want={"reboot": told, "stop_services": "true"})
+    assert [stop for stop in found["stops"] if "gpu_driver_reboot: true" in stop] != [] if stops else not found["stops"]
+
+
 def test_every_package_of_the_simulation_stands_in_the_plan():
     along = "Inst dkms (3.0.10 Debian:12 [all])\nInst libnvidia-ml1 (535.261.03-1 Debian:12 [amd64])\n"
     found = planned(SIMULATED + along + CLOSING)
