@@ -40,6 +40,7 @@ _value:
   type: dict
 """
 
+from ansible.module_utils.parsing.convert_bool import boolean  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (  # noqa: E402
     driver_apt,
     driver_plan,

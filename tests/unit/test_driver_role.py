@@ -216,7 +216,9 @@ def test_asked_it_names_the_newest():
     assert "Set gpu_driver_version: 535.261.03" in planned(want={"version": None})["stops"][0]
 
 
-@pytest.mark.parametrize(("told", "stops"), [(None, True), ("", True), ("false", False), (False, False), ("true", False)])
+@pytest.mark.parametrize(
+    ("told", "stops"), [(None, True), ("", True), ("false", False), (False, False), ("true", False)]
+)
 def test_consent_that_nobody_gave_is_asked_for_however_null_arrives(told, stops):
     loaded = bare(driver={"loaded": "525.1.1", "installed": "525.1.1", "flavour": "open", "cuda": "12.0"})
     found = planned(facts=loaded, want={"reboot": told, "stop_services": "true"})
