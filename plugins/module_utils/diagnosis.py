@@ -15,18 +15,19 @@ from __future__ import annotations
 import re
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import log_lines
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.log_lines import Line
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.signatures import Book, Signature, fill, version
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.signatures import DIGITS, BadSignature, Book, Signature, fill
 
 RING = 300  # raw lines of a source that are kept for looking back
 AHEAD = 60  # raw lines after a hit that still belong to it
 KEEP_FIRST, KEEP_LAST = 10, 4  # hits of one signature on one host that are kept, the rest is counted
 LONGEST = 1200  # letters of a line that evidence quotes
 GAP = 7200.0  # seconds without a hit after which the next one is another failure
+MOST_ERRORS, MOST_SHAPES = 40, 20000
 YEAR = 366 * 86400.0  # stamps below that have no year
 
 READY = "Application startup complete"
@@ -117,6 +118,9 @@ class Doctor:
         self.hosts: Dict[str, None] = {}
         self.ranks = 0
         self._parsed: Dict[Tuple[int, int], List[Line]] = {}
+        self._dull: Set[str] = set()
+        own = (READY, "LLM engine", "server version", "xcept", "rror:", "Scheduled restart", "Suppressed ", "world_size=")
+        self._triggers = tuple(dict.fromkeys((*book.triggers, *own)))
 
     # Reading
 
@@ -127,8 +131,6 @@ class Doctor:
         index = len(self.sources) - 1
         ring: Deque[Tuple[int, str]] = deque(maxlen=RING)
         waiting: List[Hit] = []
-        triggers = (*self.book.triggers, READY, "LLM engine", "server version", "xcept", "rror:")
-        triggers = tuple(dict.fromkeys((*triggers, "Scheduled restart", "Suppressed ", "world_size=")))
         number = -1
         for number, raw in enumerate(lines):
             ring.append((number, raw))
@@ -137,48 +139,57 @@ class Doctor:
                     hit.after.append((number, raw))
                     hit.open -= 1
                 waiting = [hit for hit in waiting if hit.open > 0]
-            if not any(map(raw.__contains__, triggers)):
-                if raw[:1] == "{":
-                    if log_lines.opaque(raw):
-                        self._take(raw, index, number, ring, waiting)
-                    elif log_lines.unread(raw):
-                        source.unread += 1
-                elif "blob data]" in raw and log_lines.unread(raw):
-                    source.unread += 1
-                elif "200 OK" in raw and "completions" in raw:
+            # A day of journal says the same things over and over: lines that differ in digits only are judged once.
+            shape = raw.translate(DIGITS)
+            if shape in self._dull:
+                continue
+            if '" 200' in raw and "HTTP/" in raw and " (" not in raw[-8:]:
+                if "completions" in raw or "responses" in raw:
                     source.served = number
                 continue
-            if "200 OK" in raw and "completions" in raw:
-                source.served = number
+            if any(map(raw.__contains__, self._triggers)):
+                if log_lines.unread(raw):
+                    source.unread += 1
+                    continue
+                dull = not self._take(raw, index, number, ring, waiting)
+            elif raw[:1] == "{" and log_lines.opaque(raw):
+                # An array of bytes: its digits are its letters.
+                self._take(raw, index, number, ring, waiting)
                 continue
-            if log_lines.unread(raw):
-                source.unread += 1
-                continue
-            self._take(raw, index, number, ring, waiting)
+            else:
+                dull = not ("data]" in raw or raw[:1] == "{") or not log_lines.unread(raw)
+                source.unread += not dull
+            if dull and len(self._dull) < MOST_SHAPES and len(shape) < 2000:
+                self._dull.add(shape)
         source.lines = number + 1
         source.ends_inside = _inside(ring)
 
-    def _take(self, raw: str, index: int, number: int, ring: Deque[Tuple[int, str]], waiting: List[Hit]) -> None:
-        """One line that may matter."""
+    def _take(self, raw: str, index: int, number: int, ring: Deque[Tuple[int, str]], waiting: List[Hit]) -> bool:
+        """One line that may matter; whether another one, with other digits, may."""
+        matters = False
         for line in log_lines.parse(raw, (index, number)):
             if line.host and line.host not in self.hosts:
                 self.hosts[line.host] = None
             if line.kernel:
                 self.sources[index].kernel = True
-            self._mark(line, index)
+            matters |= self._mark(line, index)
             for signature in self.book.candidates(line.said):
                 if not signature.applies(line.level, line.kernel, line.program):
                     continue
+                matters = True
                 found = signature.match(line.said)
                 if found:
                     self._keep(Hit(signature, line, found.groupdict(), pattern=found.re), ring, waiting)
-            if line.level in ("", "error") and EXCEPTION.search(line.said) and len(self.errors) < 40:
-                if not QUIET.search(line.said):
+            if line.level in ("", "error") and EXCEPTION.search(line.said) and not QUIET.search(line.said):
+                matters = True
+                if len(self.errors) < MOST_ERRORS:
                     error = self._timed(Hit(_NONE, line, {}), ring)
                     error.before = list(ring)[:-1]
                     self.errors.append(error)
+        return matters
 
-    def _mark(self, line: Line, index: int) -> None:
+    def _mark(self, line: Line, index: int) -> bool:
+        """Note what a line says of the run; whether it says anything."""
         said = line.said
         what = ""
         if READY in said:
@@ -198,6 +209,8 @@ class Doctor:
         if "world_size=" in said:
             found = re.search(r"world_size=(\d+)", said)
             self.ranks = max(self.ranks, int(found.group(1)) if found else 0)
+            return True
+        return bool(what or found)
 
     def _keep(self, hit: Hit, ring: Deque[Tuple[int, str]], waiting: List[Hit]) -> None:
         key = (hit.id, hit.line.host)
@@ -417,15 +430,16 @@ class Doctor:
     def _explained(self, failure: Sequence[Hit]) -> List[Hit]:
         """One hit a cause, without what another explains; causes first, in the order of time."""
         first: Dict[str, Hit] = {}
-        taken: Dict[Tuple[int, int], str] = {}
+        owner_of = _owners(failure)
         for hit in failure:
-            # One line has one cause: the signature that asks for most.
-            if taken.setdefault(hit.line.place, hit.id) == hit.id:
-                known = first.setdefault(hit.id, hit)
-                # The same cause in other words tells more than the same words again.
-                if hit.pattern not in [known.pattern, *(other.pattern for other in known.again)]:
-                    known.again.append(hit)
-                    known.values = {**{k: v for k, v in hit.values.items() if v}, **{k: v for k, v in known.values.items() if v}}
+            if owner_of[hit.line.place] is not hit.signature:
+                continue
+            known = first.setdefault(hit.id, hit)
+            # The same cause in other words tells more than the same words again.
+            if hit.pattern not in [known.pattern, *(other.pattern for other in known.again)]:
+                known.again.append(hit)
+                said = {name: value for name, value in known.values.items() if value}
+                known.values = {**hit.values, **said}
         gone: Dict[str, str] = {}
         for name, hit in first.items():
             for other in hit.signature.over:
@@ -552,6 +566,19 @@ class Doctor:
         return list(unique.values())
 
 
+def _owners(hits: Sequence[Hit]) -> Dict[Tuple[int, int], Signature]:
+    """One line has one cause: a cause before a symptom, one that is over others before those, else the one that asks for most."""
+    by_line: Dict[Tuple[int, int], List[Signature]] = {}
+    for hit in hits:
+        by_line.setdefault(hit.line.place, []).append(hit.signature)
+    out = {}
+    for place, signatures in by_line.items():
+        over = {name for signature in signatures for name in signature.over}
+        left = [signature for signature in signatures if signature.id not in over] or signatures
+        out[place] = min(left, key=lambda signature: (signature.kind != "cause", signature.severity != "error"))
+    return out
+
+
 def _unit(hits: Iterable[Hit]) -> str:
     for hit in hits:
         if "vllm" in hit.line.unit:
@@ -674,6 +701,14 @@ def oom_limit(hit: Hit, tables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 JUDGES = {"oom_limit": oom_limit, "removed_flag": removed_flag, "strange_flag": strange_flag, "others_hold": others_hold}
+
+
+def ready(book: Book) -> Book:
+    """The same book; raises BadSignature when a signature asks for a judge that is not here."""
+    for signature in book.signatures.values():
+        if signature.judge and signature.judge not in JUDGES:
+            raise BadSignature(f"{signature.family}: {signature.id}: judge {signature.judge} is not there")
+    return book
 
 
 def _own(name: str, cause: str, fix: str) -> Signature:

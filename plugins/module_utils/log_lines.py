@@ -240,6 +240,8 @@ def _line(text: str, meta: Dict[str, Any], place: Tuple[int, int]) -> Line:
         if found:
             level = "error" if (found.group(1) or found.group(2)) == "WARN" else "info"
     kernel = meta["kernel"] or meta["program"] == "kernel"
+    if kernel:
+        level = ""  # the kernel says INFO where it means a hung task
     return Line(text, said, level, time, place, meta["host"], meta["unit"], meta["program"], meta["process"], kernel)
 
 

@@ -36,6 +36,10 @@ except ImportError:
     import sre_parse as _parser
 
 SHORTEST = 4
+KNOWN = {
+    *("id", "kind", "patterns", "not", "with", "without", "levels", "scope", "only", "judge", "over", "phase", "when"),
+    *("severity", "cause", "fix", "ask", "source", "example"),
+}
 KINDS = ("cause", "symptom", "end", "consequence", "note")
 DIGIT = "\0"  # stands for a digit in a fixed text
 DIGITS = str.maketrans("", "", "0123456789")
@@ -98,6 +102,7 @@ class Signature:
     ask: Tuple[Mapping[str, str], ...]
     source: str
     place: int
+    needs: Tuple[Any, ...] = ()
 
     def match(self, text: str) -> Optional["re.Match[str]"]:
         """Where one of the patterns stands in this line; None when none does, or when something speaks against it."""
@@ -106,6 +111,10 @@ class Signature:
             if found:
                 return None if any(other.search(text) for other in self.unless) else found
         return None
+
+    def may(self, shape: str) -> bool:
+        """Whether the fixed text of one of the patterns is in a line without digits."""
+        return any(all(any(word in shape for word in clause) for clause in needed) for needed in self.needs)
 
     def applies(self, level: str, kernel: bool, program: str) -> bool:
         if self.only == "kernel":
@@ -149,7 +158,7 @@ class Book:
         shape = text.translate(DIGITS)
         known = self._seen.get(shape)
         if known is None:
-            found = {id(s): s for word, owners in self.words if word in shape for s in owners}
+            found = {id(s): s for word, owners in self.words if word in shape for s in owners if s.may(shape)}
             known = tuple(sorted(found.values(), key=lambda s: s.place))
             if len(self._seen) < 20000 and len(shape) < 2000:
                 self._seen[shape] = known
@@ -179,7 +188,8 @@ def compile_book(families: Mapping[str, Sequence[Mapping[str, Any]]]) -> Book:
             if name not in made:
                 raise BadSignature(f"{signature.family}: {signature.id} is over {name}, which is not there")
     triggers = [word for word in COMMON if any(word in needed for needed in words)]
-    triggers += sorted({_piece(needed) for needed in words if not any(word in needed for word in COMMON)})
+    pieces = {_piece(needed) for needed in words if not any(word in needed for word in COMMON)}
+    triggers += sorted(a for a in pieces if not any(b in a for b in pieces if b != a))
     by_word: Dict[str, List[Signature]] = {}
     for word, owners in words.items():
         by_word.setdefault(word.replace(DIGIT, ""), []).extend(owners)
@@ -193,8 +203,7 @@ def _piece(word: str) -> str:
 
 def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
     name = entry.get("id", "?")
-    known = "id kind patterns not with without levels scope only judge over phase when severity cause fix ask source example".split()
-    unknown = sorted(set(entry) - set(known))
+    unknown = sorted(set(entry) - KNOWN)
     if unknown:
         raise BadSignature(f"{family}: {name}: unknown {', '.join(unknown)}")
     kind = entry.get("kind", "cause")
@@ -228,6 +237,9 @@ def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
         ask=tuple(entry.get("ask") or ()),
         source=entry.get("source", ""),
         place=place,
+        needs=tuple(
+            [[word.replace(DIGIT, "") for word in clause] for clause in clauses(pattern)] for pattern in patterns("patterns")
+        ),
     )
     if not made.patterns:
         raise BadSignature(f"{family}: {name}: no patterns")
@@ -241,40 +253,41 @@ def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
 
 def fixed(pattern: Pattern[str]) -> List[str]:
     """Pieces of text without digits, one of which every line that matches has: the longest of each alternative."""
-    return _fixed(_parser.parse(pattern.pattern))
+    return max(clauses(pattern), key=_shortest, default=[""])
+
+
+def clauses(pattern: Pattern[str]) -> List[List[str]]:
+    """All there is to know of a line that matches: of each of these lists, one piece of text is in it."""
+    return [clause for clause in _clauses(_parser.parse(pattern.pattern)) if _shortest(clause)]
 
 
 def _length(word: str) -> int:
     return len(word) - word.count(DIGIT)
 
 
-def _fixed(parsed: Iterable[Any]) -> List[str]:
-    best: List[str] = [""]
+def _shortest(clause: Sequence[str]) -> int:
+    return min(map(_length, clause))
+
+
+def _clauses(parsed: Iterable[Any]) -> List[List[str]]:
+    out: List[List[str]] = []
     run = ""
-
-    def close() -> None:
-        nonlocal run, best
-        if _length(run) > min(map(_length, best)):
-            best = [run]
-        run = ""
-
     for operation, argument in parsed:
         if operation is _constants.LITERAL:
             # Digits are left out of the line that the text is looked for in, so the run goes on.
             run += DIGIT if chr(argument).isdigit() else chr(argument)
             continue
-        close()
-        inner: List[str] = []
+        if run:
+            out.append([run])
+            run = ""
         if operation is _constants.SUBPATTERN:
-            inner = _fixed(argument[-1])
+            out += _clauses(argument[-1])
         elif operation is _constants.BRANCH:
-            inner = [word for branch in argument[1] for word in _fixed(branch)]
+            best = [max(_clauses(branch), key=_shortest, default=[""]) for branch in argument[1]]
+            out.append([word for words in best for word in words])
         elif operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and argument[0] >= 1:
-            inner = _fixed(argument[2])
-        if inner and min(map(_length, inner)) > min(map(_length, best)):
-            best = inner
-    close()
-    return best
+            out += _clauses(argument[2])
+    return [*out, [run]] if run else out
 
 
 FIELD = re.compile(r"\{([^\w{}|]*)(\w+)(?:\|([^{}]*))?\}")

@@ -20,7 +20,7 @@ def families() -> dict[str, Any]:
 @functools.cache
 def book() -> signatures.Book:
     """All signatures, ready to be looked for."""
-    return signatures.compile_book(families())
+    return diagnosis.ready(signatures.compile_book(families()))
 
 
 @functools.cache
