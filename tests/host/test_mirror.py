@@ -50,6 +50,40 @@ def test_release_and_model_are_there(host):
     assert host.file("/var/lib/vllm/models/mini/config.json").contains("stand-in")
 
 
+@pytest.fixture
+def gpus(host, host_name):
+    """The host that plays a machine with GPUs; the other one has nothing of them."""
+    return host if host_name == "gpu-02" else None
+
+
+def test_the_driver_came_from_the_folder_whole(host, gpus):
+    found = host.run("dpkg-query -W -f '${Package} ${Version}\\n' 'nvidia-*' 'libnvidia-*' 'datacenter-gpu-manager-*'")
+    if gpus is None:
+        assert "nvidia-driver-cuda" not in found.stdout
+        return
+    have = dict(line.split() for line in found.stdout.splitlines() if len(line.split()) == 2)
+    assert have["nvidia-driver-cuda"] == have["nvidia-kernel-open-dkms"] == "580.126.20-1"
+    assert "580.126.20" in host.check_output("cat /srv/replay/proc/driver/nvidia/version")
+    toolkit = [name for name in have if "container" in name]
+    assert len(toolkit) == 4
+    assert {have[name] for name in toolkit} == {"1.18.1-1"}
+
+
+def test_dcgm_is_of_the_drivers_cuda_and_its_exporter_asks_the_hosts_engine(host, gpus):
+    if gpus is None:
+        assert not host.exists("nv-hostengine")
+        return
+    assert host.package("datacenter-gpu-manager-4-cuda13").version == "1:4.4.1-1"
+    assert not host.package("datacenter-gpu-manager-4-cuda12").is_installed
+    for unit in ("nvidia-dcgm.service", "nvidia-dcgm-exporter.service"):
+        assert host.service(unit).is_running
+        assert host.service(unit).is_enabled
+    settings = host.check_output("systemctl show -P Environment nvidia-dcgm-exporter.service")
+    assert "DCGM_REMOTE_HOSTENGINE_INFO=127.0.0.1:5555" in settings
+    assert host.socket("tcp://127.0.0.1:9400").is_listening
+    assert not host.socket("tcp://0.0.0.0:9400").is_listening
+
+
 def test_no_packet_left_the_lab(lab_counters, host_name):
     told = lab_counters("test-mirror")
     assert told["hosts"][host_name]["packets"] == 0, told
