@@ -31,7 +31,8 @@ EXAMPLES = """
 RETURN = """
 _value:
   description: >-
-    C(plan) (see module_utils/driver_case.py, DriverPlan), null where something stands against one; C(changes), what apt would do, by
+    C(plan) (see module_utils/driver_case.py, DriverPlan), null where something stands against one; C(shown), the same also where only
+    consent is missing; C(changes), what apt would do, by
     C(install), C(upgrade), C(remove) and C(along) (dependencies that the plan does not name); C(repository), the source that apt needs
     with its key; C(satisfied), whether every package that is wanted is there; C(stops) and C(notes), lists of text; C(lines), the
     plan as text; C(works), whether packages, modules or services change; C(disturbs), whether nothing may serve
@@ -56,6 +57,8 @@ from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa
 
 # Nothing can be said of a version before the lists of packages are read; it is asked again then.
 LATER = {"driver-version"}
+# What only lacks a yes: the plan is whole, and shown before it is refused.
+UNASKED = {"reboot-consent", "stop-consent", "driver-serving"}
 # Null asks, see WANT in driver_case.py; on the command line a word stands for true or false.
 CONSENT = ("reboot", "stop_services", "replace_sources")
 
@@ -75,6 +78,9 @@ def plan_driver(look, settings):
     choice = driver_plan.choose(gpu, want, host, known, versions=versions, where=name)
     found = list(choice.findings)
     plan, changes = choice.plan, None
+    if {finding.id for finding in found if finding.severity == "error"} <= UNASKED and not plan:
+        granted = {**want, "reboot": True, "stop_services": True, "in_service": True}
+        plan = driver_plan.choose(gpu, granted, host, known, versions=versions, where=name).plan
     if plan and look.get("simulation") is not None:
         simulation = driver_apt.read(look["simulation"])
         installed = {package: item["version"] for package, item in host["packages"].items()}
@@ -90,11 +96,16 @@ def plan_driver(look, settings):
         found += [finding for finding in against if not _named(finding, simulation, plan)]
         changes = driver_show.changes(simulation, plan)
     errors = [finding for finding in found if finding.severity == "error"]
-    if available is None and {finding.id for finding in errors} <= LATER and want.get("source") != "preinstalled":
+    if (
+        available is None
+        and {finding.id for finding in errors} <= LATER | UNASKED
+        and want.get("source") != "preinstalled"
+    ):
         errors = []
     case = Case(gpu, want, host, known, versions=versions, where=name)
     return {
-        "plan": plan.as_dict() if plan and not errors else None,
+        "plan": plan.as_dict() if plan and choice.plan and not errors else None,
+        "shown": plan.as_dict() if plan else None,
         "changes": changes,
         "repository": driver_sources.repository(case),
         "source": driver_sources.text(case),

@@ -310,6 +310,19 @@ def test_a_driver_under_a_service_changes_with_its_own_playbook_only():
     assert found["disturbs"]
 
 
+def test_a_plan_that_only_lacks_a_yes_is_shown_before_it_is_refused():
+    facts = loaded("535.216.01")
+    units = ["nvidia-dcgm.service"]
+    before = planned(available=None, facts=facts, units=units)
+    assert (before["stops"], before["plan"] is None, before["shown"]["version"]) == ([], True, "535.261.03")
+    found = planned(SIMULATED + CLOSING, facts=facts, units=units)
+    assert found["plan"] is None
+    assert ["runs on this host" in line or "takes a reboot" in line for line in found["stops"]] == [True, True]
+    for line in ("install libcuda1 535.261.03-1", "stop nvidia-dcgm.service, start it again afterwards"):
+        assert line in found["lines"]
+    assert any(line.startswith("reboot: ") for line in found["lines"])
+
+
 def test_what_an_ended_run_left_is_finished_where_it_is_all_ours():
     half = {
         "unsettled": {"nvidia-open-kernel-dkms": "half-configured"},
