@@ -202,8 +202,13 @@ def driver_builds(built, settings):
 
 
 def prove_driver(facts, settings):
-    """What is not as planned on a host, as text: settings are cuda (the result of module cuda_init), plan, and host."""
+    """What is not as planned on a host, as text.
+
+    settings are cuda (the result of module cuda_init), plan, kernels (as module driver_facts returns them) and host.
+    """
     found = driver_proof.findings(facts, settings["cuda"], settings["plan"], data.load("driver"), settings["host"])
+    if settings["plan"]["source"] != "preinstalled":
+        found += driver_proof.nouveau(settings["kernels"], settings["host"])
     return [str(finding) for finding in found]
 
 

@@ -49,6 +49,22 @@ def findings(
     return found
 
 
+def nouveau(kernels: Mapping[str, Any], host: str = "") -> List[Finding]:
+    """Kernels that would load nouveau at their next boot. kernels: as module driver_facts returns them."""
+    stale = [
+        release
+        for release, entry in sorted(kernels.items())
+        if (entry.get("initrd") or {}).get("nouveau") and not entry["initrd"].get("ours")
+    ]
+    if not stale:
+        return []
+    message = (
+        f"nouveau is in the initramfs of kernel {', '.join(stale)}, and the file that keeps it away is not, or is older"
+    )
+    fix = "Look at what `update-initramfs -u -k all` says, and at the room in /boot"
+    return [Finding("nouveau-initramfs", host, message, fix)]
+
+
 def _cuda(facts: Mapping[str, Any], cuda: Mapping[str, Any], known: Mapping[str, Any], host: str) -> List[Finding]:
     if cuda.get("code") is None:
         fix = "Look whether libcuda.so.1 is there (`ldconfig -p`) and of the driver's version, and at the kernel log for NVRM"

@@ -470,6 +470,24 @@ def test_failure_1_loaded_and_installed_and_planned_are_compared(library, monkey
     assert "none is loaded" in prove(told, none)[0]
 
 
+def test_failure_12_an_initramfs_that_brings_nouveau_back_is_named(library, monkeypatch):
+    monkeypatch.setenv("CUINIT", "0")
+    facts, cuda_said = hosts.facts("h200x2"), cuda.init(library)
+    kernels = {
+        "6.1.0-50": {"headers": True, "initrd": {"nouveau": True, "ours": True}},
+        "6.1.0-57": {"headers": True, "initrd": {"nouveau": True, "ours": False}},
+        "6.1.0-58": {"headers": True, "initrd": None},
+    }
+
+    def told(source):
+        plan = {"version": "580.159.04", "source": source}
+        return driver.prove_driver(facts, {"cuda": cuda_said, "plan": plan, "kernels": kernels, "host": "gpu-01"})
+
+    assert len(told("nvidia")) == 1
+    assert "initramfs of kernel 6.1.0-57, and" in told("nvidia")[0]
+    assert told("preinstalled") == []
+
+
 def test_failure_9_a_card_that_the_driver_does_not_take_is_counted(library, monkeypatch):
     monkeypatch.setenv("CUINIT", "0")
     facts = hosts.facts("h200x2")
