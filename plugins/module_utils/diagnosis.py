@@ -20,7 +20,13 @@ from typing import Any, Deque, Dict, Iterable, List, Mapping, NamedTuple, Option
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import log_lines
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.log_lines import Line
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.signatures import DIGITS, BadSignature, Book, Signature, fill
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.signatures import (
+    DIGITS,
+    BadSignature,
+    Book,
+    Signature,
+    fill,
+)
 
 RING = 300  # raw lines of a source that are kept for looking back
 AHEAD = 60  # raw lines after a hit that still belong to it
@@ -88,7 +94,8 @@ class Source:
     unread: int = 0
     suppressed: int = 0
     kernel: bool = False
-    served: int = -1  # number of the last line that says that a completion was answered
+    # By host and unit: number of the last line that says that a completion was answered.
+    served: Dict[Tuple[str, str], int] = field(default_factory=dict)
     ends_inside: bool = False
 
 
@@ -119,7 +126,16 @@ class Doctor:
         self.ranks = 0
         self._parsed: Dict[Tuple[int, int], List[Line]] = {}
         self._dull: Set[str] = set()
-        own = (READY, "LLM engine", "server version", "xcept", "rror:", "Scheduled restart", "Suppressed ", "world_size=")
+        own = (
+            READY,
+            "LLM engine",
+            "server version",
+            "xcept",
+            "rror:",
+            "Scheduled restart",
+            "Suppressed ",
+            "world_size=",
+        )
         self._triggers = tuple(dict.fromkeys((*book.triggers, *own)))
 
     # Reading
@@ -145,7 +161,7 @@ class Doctor:
                 continue
             if '" 200' in raw and "HTTP/" in raw and " (" not in raw[-8:]:
                 if "completions" in raw or "responses" in raw:
-                    source.served = number
+                    source.served[log_lines.owner(raw)] = number
                 continue
             if any(map(raw.__contains__, self._triggers)):
                 if log_lines.unread(raw):
@@ -378,23 +394,33 @@ class Doctor:
             and (not mark.line.unit or not hit.line.unit or mark.line.unit == hit.line.unit)
         ]
 
+    def _served(self, hit: Hit) -> int:
+        """Number of the last line in which the server of a hit answered a completion."""
+        known = self.sources[hit.line.place[0]].served.items()
+        line = hit.line
+        return max(
+            (
+                at
+                for (host, unit), at in known
+                if host == line.host and (not unit or not line.unit or unit == line.unit)
+            ),
+            default=-1,
+        )
+
     def _survived(self, hit: Hit, hits: Sequence[Hit]) -> bool:
         """Whether the server came up after it, in the same run: then it was no reason not to."""
         if hit.signature.phase != "start" or hit.uncaught or hit.line.kernel or hit.signature.kind in ENDS:
             return False
         source, number = hit.line.place
         ups = [line.place[1] for line in self._marks(hit, "ready") if line.place[1] > number]
-        if self.sources[source].served > number:
-            ups.append(self.sources[source].served)
+        served = self._served(hit)
+        if served > number:
+            ups.append(served)
         if not ups:
             return False
         up = min(ups)
         for other in hits:
-            if (
-                other.signature.kind in ENDS
-                and other.line.place[0] == source
-                and other.line.host == hit.line.host
-            ):
+            if other.signature.kind in ENDS and other.line.place[0] == source and other.line.host == hit.line.host:
                 if number <= other.line.place[1] < up:
                     return False
         soft = hit.line.level in ("warning", "info")
@@ -475,7 +501,7 @@ class Doctor:
             if error.line.place not in echoes
             and (error.uncaught or ended)
             and not [line for line in self._marks(error, "ready") if line.place > error.line.place]
-            and self.sources[error.line.place[0]].served < error.line.place[1]
+            and self._served(error) < error.line.place[1]
         ]
         if own:
             own.sort(key=_order)
@@ -700,7 +726,12 @@ def oom_limit(hit: Hit, tables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     return {"where": "the memory limit of its unit or container" if unit else "the host's memory" if host else None}
 
 
-JUDGES = {"oom_limit": oom_limit, "removed_flag": removed_flag, "strange_flag": strange_flag, "others_hold": others_hold}
+JUDGES = {
+    "oom_limit": oom_limit,
+    "removed_flag": removed_flag,
+    "strange_flag": strange_flag,
+    "others_hold": others_hold,
+}
 
 
 def ready(book: Book) -> Book:

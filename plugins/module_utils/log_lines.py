@@ -52,6 +52,10 @@ NCCL = re.compile(
 )
 SGLANG = re.compile(r"\[(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)[^\]]{0,30}\] ")
 BLOB = re.compile(r"\[(\d+(?:\.\d+)?[KMG]?i?B?) blob data\]$")
+HOSTNAME, UNIT = re.compile(r'"_HOSTNAME"\s*:\s*"([^"]*)"'), re.compile(r'"_SYSTEMD_UNIT"\s*:\s*"([^"]*)"')
+OWNER = re.compile(
+    r"\d{4}-\d\d-\d\dT[\d:.,+Z-]+ ([A-Za-z0-9][\w.-]*) [^\s:\[]{1,80}(?:\[\d+\])?: |[A-Z][a-z]{2} +\d+ [\d:.]+ (\S+) "
+)
 MESSAGE = re.compile(r'"MESSAGE"\s*:\s*')
 
 LEVELS = {
@@ -131,6 +135,15 @@ def opaque(raw: str) -> bool:
         return False
     found = MESSAGE.search(raw)
     return bool(found) and raw.startswith("[", found.end())
+
+
+def owner(raw: str) -> Tuple[str, str]:
+    """Host and unit of a raw line, without parsing it; '' for what it does not say."""
+    if raw.startswith("{"):
+        host, unit = HOSTNAME.search(raw), UNIT.search(raw)
+        return (host.group(1) if host else "", unit.group(1) if unit else "")
+    found = OWNER.match(raw)
+    return ((found.group(1) or found.group(2)) if found else "", "")
 
 
 def parse(raw: str, place: Tuple[int, int]) -> List[Line]:

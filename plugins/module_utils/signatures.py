@@ -238,7 +238,8 @@ def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
         source=entry.get("source", ""),
         place=place,
         needs=tuple(
-            [[word.replace(DIGIT, "") for word in clause] for clause in clauses(pattern)] for pattern in patterns("patterns")
+            [[word.replace(DIGIT, "") for word in clause] for clause in clauses(pattern)]
+            for pattern in patterns("patterns")
         ),
     )
     if not made.patterns:

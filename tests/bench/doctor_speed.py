@@ -45,7 +45,9 @@ def main() -> int:
         path.unlink()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         first = told["findings"][0]["cause_id"] if told["findings"] else "nothing"
-        print(f"{shape}: {told['read']['lines']} lines, {spent:.2f} s of the processor, {clock:.2f} s, {peak:.0f} MB, first: {first}")
+        print(
+            f"{shape}: {told['read']['lines']} lines, {spent:.2f} s of the processor, {clock:.2f} s, {peak:.0f} MB, first: {first}"
+        )
         bad |= spent > SECONDS or peak > MEGABYTES or first != CAUSE[shape]
     return bad
 

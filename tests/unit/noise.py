@@ -22,8 +22,11 @@ OTHERS = (
     ("sshd", "Received disconnect from 10.0.0.{k} port {n}:11: disconnected by user"),
     ("sshd", "Failed password for invalid user admin from 203.0.113.{k} port {n} ssh2"),
     ("CRON", "(root) CMD (command -v debian-sa1 > /dev/null && debian-sa1 1 1)"),
-    ("kernel", "audit: type=1400 audit(17.{n}:{k}): apparmor=\"STATUS\" operation=\"profile_load\" name=\"cups\" pid={n}"),
-    ("haproxy", "10.0.0.{k}:{n} [29/Nov/2026:10:00:00.000] fleet~ chat/gpu-01 0/0/1/840/841 200 1532 - - ---- 4/4/0/0/0 0/0 \"POST /v1/chat/completions HTTP/1.1\""),
+    ("kernel", 'audit: type=1400 audit(17.{n}:{k}): apparmor="STATUS" operation="profile_load" name="cups" pid={n}'),
+    (
+        "haproxy",
+        '10.0.0.{k}:{n} [29/Nov/2026:10:00:00.000] fleet~ chat/gpu-01 0/0/1/840/841 200 1532 - - ---- 4/4/0/0/0 0/0 "POST /v1/chat/completions HTTP/1.1"',
+    ),
 )
 
 
@@ -46,7 +49,10 @@ def journal(count: int, shape: str, host: str = "gpu-07", seed: int = 1) -> Iter
         if number % 4:
             program, message = "vllm", PLAIN[number % len(PLAIN)].format(**values)
         else:
-            program, message = OTHERS[number // 4 % len(OTHERS)][0], OTHERS[number // 4 % len(OTHERS)][1].format(**values)
+            program, message = (
+                OTHERS[number // 4 % len(OTHERS)][0],
+                OTHERS[number // 4 % len(OTHERS)][1].format(**values),
+            )
         if shape == "iso":
             yield f"2026-11-29T{values['clock']}+0000 {host} {program}[{values['pid']}]: {message}"
             continue
