@@ -1,23 +1,24 @@
 """Which driver a host gets, what that disturbs, and every way in which it is refused.
 
 The fifteen failures that operators of GPU hosts meet most, each with a test of its number here where it can be played on
-what is known of a host; what only shows on a host is the role's to test:
+what is known of a host. What only shows on a host is in the scenarios gpu_driver (Debian's own driver), gpu_driver_nvidia and
+gpu_driver_upgrade (a repository of stand-ins), in tests/host, and in test_driver_role.py, test_driver_host.py, test_mig.py:
 
-    1 mismatch after an unattended upgrade      here; that the holds and the block list hold: role
-    2 Fabric Manager of another version         here; that the service is restarted with the driver only: role
-    3 CUDA error 802, NVSwitches, no manager    here; cuInit by ctypes: role
-    4 NVLink 5 without nvlsm, ib_umad, mlx5_ib  here; that the modules are loaded first: role
-    5 IMEX                                      here, which hosts get it; nodes_config and channels: role
-    6 asked for one branch, got another         here
-    7 Signed-By, keys                           here; that old lists and keys go: role
-    8 held broken packages, two providers       here
-    9 open or proprietary modules               here
-    10 gone after a kernel upgrade              here; the DKMS build: role
-    11 Key was rejected by service              here; enrolment needs a console
-    12 nouveau                                  here; the initramfs: role
-    13 MIG layout lost                          here, the refusal; making it anew and looking with -lgi: role
-    14 nvidia-persistenced                      here, the order of stopping; its drop-in and its state: role
-    15 Xid 119/120, GSP, toolkit packages       here
+    1 mismatch after an unattended upgrade      here; pins, holds and block list: gpu_driver, gpu_driver_nvidia
+    2 Fabric Manager of another version         here; with the driver only: gpu_driver_nvidia, gpu_driver_upgrade
+    3 CUDA error 802, NVSwitches, no manager    here; cuInit by ctypes: test_driver_role.py, gpu_driver_nvidia
+    4 NVLink 5 without nvlsm, ib_umad, mlx5_ib  here; the modules before the driver: test_driver_role.py
+    5 IMEX                                      here, which hosts get it; nodes and channel: test_driver_role.py
+    6 asked for one branch, got another         here, gpu_driver_nvidia
+    7 Signed-By, keys                           here, test_driver_role.py, gpu_driver_nvidia
+    8 held broken packages, two providers       here, gpu_driver, gpu_driver_nvidia
+    9 open or proprietary modules               here, gpu_driver_nvidia, gpu_driver_upgrade
+    10 gone after a kernel upgrade              here; the DKMS build: gpu_driver, gpu_driver_nvidia
+    11 Key was rejected by service              here, gpu_driver, gpu_driver_nvidia; enrolment needs a console
+    12 nouveau                                  here; the initramfs: gpu_driver, test_driver_host.py
+    13 MIG layout lost                          here, the refusal; made anew, looked at with -lgi: test_mig.py, gpu_driver_upgrade
+    14 nvidia-persistenced                      here, the order of stopping; its drop-in and its state: gpu_driver_upgrade
+    15 Xid 119/120, GSP, toolkit packages       here, gpu_driver_nvidia
 """
 
 from __future__ import annotations
