@@ -122,15 +122,13 @@ def update(lock: int) -> Tuple[int, str]:
     return execute(["apt-get", "update", "-q", "-o", f"DPkg::Lock::Timeout={lock}"], lock)
 
 
-def finish(names: Sequence[str], lock: int) -> Tuple[int, str]:
-    """What dpkg left half done and what stays. A package that lacks another one stays as it is, apt brings that one next.
+def take_in(lock: int) -> Tuple[int, str]:
+    """Have dpkg take in the journal of unfinished updates that an ended run left, without which apt does nothing.
 
-    Without a name dpkg only takes its journal of unfinished updates in (dpkg(1), --set-selections, with nothing to set), without which apt
-    does nothing.
+    dpkg(1), --set-selections, with nothing to set: configures nothing. apt completes what is half done itself (seen with apt 2.6.1 and
+    dpkg 1.21.22).
     """
-    if not names:
-        return execute(["dpkg", "--set-selections"], lock)
-    return execute(["dpkg", "--force-confdef", "--force-confold", "--configure", *names], lock)
+    return execute(["dpkg", "--set-selections"], lock)
 
 
 def install(arguments: Sequence[str], lock: int) -> Tuple[int, str]:

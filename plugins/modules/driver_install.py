@@ -31,7 +31,7 @@ options:
     type: bool
     default: true
   finish:
-    description: Whether to finish first what dpkg left half done.
+    description: Whether something is to be finished that dpkg left half done. All of it has to be of this plan; apt finishes it.
     type: bool
     default: false
   lock_timeout:
@@ -95,15 +95,7 @@ def _change(module, told, expected):
     run, lock = gpu_facts.command, told["lock_timeout"]
     before, half = driver_change.packages(run), driver_change.unsettled(run)
     if told["finish"]:
-        leaving = {
-            *expected.get("remove", {}),
-            *expected.get("upgrade", {}),
-            *expected.get("install", {}),
-            *expected.get("along", {}),
-        }
-        driver_change.finish(
-            sorted(half - leaving), lock
-        )  # what it cannot configure yet apt completes below, or says why not
+        driver_change.take_in(lock)  # where that fails, apt fails next, and says why
     if told["update"]:
         status, out = driver_change.update(lock)
         if status:
@@ -125,6 +117,12 @@ def _change(module, told, expected):
                 out,
                 "Run it again when that is put right: what is half done is finished then",
             )
+    left = sorted(driver_change.unsettled(run) & half)
+    if left:  # unpacked in part, in the very version that is planned: apt takes it for installed
+        status, out = driver_change.install(["--reinstall", *left], lock)
+        left = sorted(driver_change.unsettled(run) & half)
+        if status or left:
+            _fail(module, f"{', '.join(left)} cannot be completed", out, "Look at `dpkg --audit`")
     done = driver_change.difference(before, driver_change.packages(run))
     strange = driver_change.beyond(driver_change.without(done, half), expected)
     if strange:
