@@ -246,3 +246,42 @@ def test_only_a_folder_of_ours_is_taken_again(tmp_path):
     assert driver_scratch.ours("/var/tmp/gpu-fleet-driver.abc")
     for folder in ("/var/tmp", "/etc/apt", "/var/tmp/gpu-fleet-driver.a/../x", str(tmp_path)):
         assert not driver_scratch.ours(folder)
+
+
+def test_the_folder_has_the_hosts_configuration_with_the_planned_files_in_it(tmp_path):
+    folder = "/etc/apt/sources.list.d"
+    own = [name for name in sorted(os.listdir(folder)) if os.path.isfile(os.path.join(folder, name))]
+    scratch = driver_scratch.Scratch(str(tmp_path))
+    source = "/etc/apt/sources.list.d/gpu-fleet-driver.sources"
+    text = "Types: deb\nURIs: https://a.example/\nSuites: /\nSigned-By: /usr/share/keyrings/a.gpg\n"
+    scratch.configure(
+        files={
+            source: text,
+            "/etc/apt/preferences.d/gpu-fleet-driver": "Package: a\nPin: version 1\nPin-Priority: 1001\n",
+        },
+        gone=[f"/etc/apt/sources.list.d/{own[0]}"] if own else [],
+        keyring={"path": "/usr/share/keyrings/a.gpg", "raw": b"key"},
+    )
+    assert sorted(os.listdir(tmp_path / "sources.list.d")) == sorted([*own[1:], "gpu-fleet-driver.sources"])
+    written = (tmp_path / "sources.list.d" / "gpu-fleet-driver.sources").read_text()
+    assert written.endswith(f"Signed-By: {tmp_path}/keyring.gpg\n")
+    assert (tmp_path / "keyring.gpg").read_bytes() == b"key"
+    assert (tmp_path / "preferences.d" / "gpu-fleet-driver").exists()
+    # Everything that apt would write lies below the folder; the lists are the host's until they are read anew.
+    told = dict(part.split("=", 1) for part in scratch.options if "=" in part)
+    elsewhere = {key for key, value in told.items() if not value.startswith(str(tmp_path))}
+    assert elsewhere == {"Dir::State::lists"}
+    scratch.remove()
+    assert not tmp_path.exists()
+
+
+def test_the_simulation_has_the_flags_of_the_installation(tmp_path):
+    asked = []
+
+    def run(argv, timeout):
+        asked.append(list(argv))
+        return 0, "", ""
+
+    driver_scratch.Scratch(str(tmp_path)).simulate(run, ["a=1"])
+    assert asked[0][-(len(driver_scratch.INSTALL) + 2) :] == ["-s", *driver_scratch.INSTALL, "a=1"]
+    assert "--no-install-recommends" in driver_scratch.INSTALL
