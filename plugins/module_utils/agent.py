@@ -16,6 +16,7 @@ socket and the file ask for the user alone.
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import os
@@ -155,6 +156,9 @@ class PeerAsker(Asker):
         try:
             status, body = get(self.where, "/", PEER_DEADLINE, PEER_BYTES)
             state = peer_state(body, self.instance, self.rank) if status == 200 else None
+        except ConnectionRefusedError:
+            state = None
+            self.peer = dataclasses.replace(self.peer, refused=time.monotonic())
         except (OSError, ValueError, http.client.HTTPException):
             state = None
         if state is not None:
@@ -486,7 +490,7 @@ class Agent:
     def do(self, action: rules.Action) -> None:
         if action.kind == "start":
             said = systemctl("start", "--no-block", self.unit_name)
-            say(f"started, after: {action.reason}")
+            say(f"{self.config['instance']} rank {self.judge.s.rank}: started, after: {action.reason}")
         elif action.kind == "stop":
             said = systemctl("stop", self.unit_name)
         else:

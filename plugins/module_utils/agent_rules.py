@@ -10,8 +10,8 @@ rank (systemd's InvocationID) belongs to runs of the others, its mates. Rank 0, 
 * Only rank 0 counts, waits longer after each vain start, and stops at a limit: the workers follow it.
 
 What was stopped by somebody else (a unit that is down and that this agent does not hold) is never started. A rank that
-does not answer is lost only when nothing else proves it there: for the head a right completion, which needs all ranks,
-for a worker the head's API.
+does not answer is lost only when nothing else proves it there: for the head a right completion, which needs all ranks
+(with data parallel ranks it does not: then that the host refuses the connection), for a worker the head's API.
 """
 
 from __future__ import annotations
@@ -65,10 +65,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Peer:
-    """What another rank's agent said last, and when (monotonic seconds); seen is None while it never answered."""
+    """What another rank's agent said last, and when (monotonic seconds); seen is None while it never answered.
+
+    refused: when its host last refused the connection, which a host that is lost or cut off does not.
+    """
 
     seen: Optional[float] = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    refused: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -292,10 +296,11 @@ class Judge:
 
     def _gone(self, w: World, rank: int) -> str:
         """Why a peer counts as lost, or ''. One that never answered this agent is judged by nothing."""
-        seen = w.peers.get(rank, Peer()).seen
+        peer = w.peers.get(rank, Peer())
+        seen = peer.seen
         if seen is None:
             return ""
-        proof = w.api_seen if self.s.rank else self._right_began if self.s.spans else None
+        proof = w.api_seen if self.s.rank else self._right_began if self.s.spans else peer.refused
         silent = w.now - max(seen, proof if proof is not None else seen)
         return f"rank {rank} has not answered for {w.now - seen:.0f} s" if silent >= self.s.lost_after else ""
 

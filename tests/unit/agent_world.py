@@ -86,6 +86,8 @@ class Host:
             other = self.world.hosts[rank]
             if other.agent_up and other.told and not (other.cut or self.cut):
                 self.peers[rank] = rules.Peer(now, dict(other.told))
+            elif other.up and not other.agent_up and not (other.cut or self.cut):
+                self.peers[rank] = replace(self.peers[rank], refused=now)
         self.probe_step()
         head = self.world.hosts[0]
         api = now if self.rank and head.up and head.server and not (head.cut or self.cut) else None

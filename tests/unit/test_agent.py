@@ -14,6 +14,7 @@ import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent, agent_config, start_time
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
+from ansible_collections.gpu_fleet.vllm.plugins.modules import instance
 from conftest import REPOSITORY
 
 ROLE = REPOSITORY / "roles/vllm_service"
@@ -85,6 +86,24 @@ def test_a_play_keeps_it_off_for_a_while_and_no_longer(tmp_path):
     for broken in ("", "[]", '{"until": "x"}'):
         path.write_text(broken)
         assert not agent.paused(str(path), 5.0)
+
+
+def test_the_module_keeps_it_off_and_lets_it_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(instance, "AGENT", str(tmp_path))
+    path = str(tmp_path / "chat.0" / "paused")
+    instance.keep_agent_off("chat.0", 60)
+    assert agent.paused(path, time.monotonic() + 50)
+    assert not agent.paused(path, time.monotonic() + 70)
+    instance.keep_agent_off("chat.0", 0)
+    instance.keep_agent_off("chat.0", 0)
+    assert not agent.paused(path, time.monotonic())
+
+
+def test_a_host_that_refuses_is_told_from_one_that_is_lost():
+    asker = agent.PeerAsker("chat.0", 1, ("127.0.0.1", 1))
+    asker.turn()
+    assert asker.peer.seen is None
+    assert asker.peer.refused <= time.monotonic()
 
 
 def test_the_key_is_read_and_room_is_measured(tmp_path):

@@ -274,8 +274,9 @@ def test_a_full_disk_waits_for_room_and_is_no_start_in_vain(where):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_agent_that_is_away_disturbs_nothing(rank):
-    world = serving(2)
+@pytest.mark.parametrize("spans", [True, False])
+def test_an_agent_that_is_away_disturbs_nothing(rank, spans):
+    world = serving(2, spans=spans)
     for _ in range(5):
         world.hosts[rank].agent_back_at = world.now + 40
         world.run(50)
