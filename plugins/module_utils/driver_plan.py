@@ -66,6 +66,7 @@ def choose(
     wanted = _names(case, branch, kind, signed)
     extra = _fabric(case, branch)
     packages = _exact(case, wanted, extra, version, branch)
+    packages.update(_moved(case, packages, version, kind))
     beside, reasons = driver_beside.plan(case, branch)
     if version is None or kind is None or case.refused:
         return Choice(None, case.findings)
@@ -192,6 +193,23 @@ def _exact(
         if case.candidates(name):
             found[name] = case.candidates(name)[0]["version"]
             break
+    return found
+
+
+def _moved(
+    case: Case, packages: Mapping[str, Optional[str]], version: Optional[str], kind: Optional[str]
+) -> Dict[str, Optional[str]]:
+    """Other parts of the driver that are installed in another version: apt leaves them where a dependency says >=, as on the
+    way back to an older driver, and cuInit returns 803 then."""
+    found: Dict[str, Optional[str]] = {}
+    for name, item in case.host["packages"].items() if case.host["available"] is not None and version else []:
+        other = names.kind_of(name, case.known) not in (None, kind) or name.startswith("linux-modules-nvidia-")
+        same = names.upstream(item["version"]) == names.upstream(str(version))
+        if name in packages or other or same or not names.of_driver(name, case.known):
+            continue
+        exact = _fitting(name, [item["version"] for item in case.candidates(name)], str(version), case)
+        if exact:
+            found[name] = exact
     return found
 
 

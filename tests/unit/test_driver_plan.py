@@ -168,6 +168,21 @@ def test_an_upgrade_stops_what_uses_the_driver_in_order_and_reboots():
     assert set(plan.packages.values()) == {f"{V}-1"}
 
 
+def test_on_the_way_back_the_libraries_move_too():
+    facts, packages = running("590.48.01")
+    for name in ("libcuda1", "libnvidia-ml1", "nvidia-modprobe"):
+        packages[name] = {"version": "590.48.01-1", "origin": "NVIDIA", "hold": False}
+    available = offered("590.48.01", V, packages=("libcuda1", "libnvidia-ml1", "nvidia-modprobe"))
+    want = {"stop_services": True, "reboot": True}
+    plan = choose(facts, want, packages=packages, available=available).plan
+    assert (plan.packages["libcuda1"], plan.packages["libnvidia-ml1"]) == (f"{V}-1", f"{V}-1")
+    assert "nvidia-modprobe" not in plan.packages
+    there = {name: {**item, "version": f"{V}-1"} for name, item in packages.items()}
+    settled = choose({**facts, "driver": running(V)[0]["driver"]}, want, packages=there, available=available).plan
+    assert "libcuda1" not in settled.packages
+    assert not settled.changes
+
+
 def test_nothing_is_stopped_and_nothing_rebooted_without_consent():
     facts, packages = running()
     choice = choose(facts, packages=packages, units=["vllm@chat.0.service"])
