@@ -372,6 +372,8 @@ class Doctor:
         known = {**self.facts.get("", {}), **self.facts.get(hit.line.host, {})}
         if not signature.stands(known):
             return False
+        if self.counts.get((hit.id, hit.line.host), 1) < signature.least:
+            return False
         if signature.near and not hit.support:
             return False
         if signature.far and self._near(hit, signature.far):

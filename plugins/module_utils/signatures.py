@@ -15,6 +15,7 @@ A signature is a mapping:
   over        ids that this one explains when both are found
   phase       start: a server that comes up afterwards, in the same run, shows that it was none
   when        what has to hold, as far as it is known, for it to count: vllm, [lowest, first without]; nvswitch, true or false
+  least       how often it has to be seen on a host to count
   severity    error (default), warning
   cause, fix  sentences; {name} is filled in from the pattern's group of that name, {name|else} says what stands there
               without one, and {: name|} puts what is before the name there with it
@@ -38,7 +39,7 @@ except ImportError:
 SHORTEST = 4
 KNOWN = {
     *("id", "kind", "patterns", "not", "with", "without", "levels", "scope", "only", "judge", "over", "phase", "when"),
-    *("severity", "cause", "fix", "ask", "source", "example"),
+    *("least", "severity", "cause", "fix", "ask", "source", "example"),
 }
 KINDS = ("cause", "symptom", "end", "consequence", "note")
 DIGIT = "\0"  # stands for a digit in a fixed text
@@ -103,6 +104,7 @@ class Signature:
     source: str
     place: int
     needs: Tuple[Any, ...] = ()
+    least: int = 1
 
     def match(self, text: str) -> Optional["re.Match[str]"]:
         """Where one of the patterns stands in this line; None when none does, or when something speaks against it."""
@@ -237,6 +239,7 @@ def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
         ask=tuple(entry.get("ask") or ()),
         source=entry.get("source", ""),
         place=place,
+        least=entry.get("least", 1),
         needs=tuple(
             [[word.replace(DIGIT, "") for word in clause] for clause in clauses(pattern)]
             for pattern in patterns("patterns")
