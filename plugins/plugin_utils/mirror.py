@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ class Mirror:
         """Fetch what is missing, and write what says what is there; returns whether anything changed."""
         folder = self._folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with cache.locked(folder / ".lock"):
+        with self._turn(folder / ".lock"):
             lacking = {item.path for item in missing}
             wanted = {
                 part: sum(item.size for item in files if item.path in lacking)
@@ -153,6 +154,23 @@ class Mirror:
                     self._fill_model(model, folder / "models" / model.name)
             changed = self._finish(folder)
         return bool(missing) or changed
+
+    @contextmanager
+    def _turn(self, path: Path) -> Iterator[None]:
+        """Hold the folder alone. What a killed run left fetching holds it, too, until it has ended."""
+        with path.open("w", encoding="utf-8") as handle:
+            try:
+                flock(handle, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                self.say(f"another run is filling {path.parent}; waiting for it")
+                flock(handle, LOCK_EX)
+            for apt in self.apts.values():
+                apt.holds = handle.fileno()
+            try:
+                yield
+            finally:
+                for apt in self.apts.values():
+                    apt.holds = None
 
     def left_over(self) -> list[str]:
         """Files of the folder that nothing needs; they are not listed in SHA256SUMS and not touched."""

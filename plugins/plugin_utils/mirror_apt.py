@@ -34,6 +34,7 @@ class PrivateApt:
 
     def __init__(self, root: Path, target: Target, architecture: str) -> None:
         self.root, self.target, self.architecture = root, target, architecture
+        self.holds: int | None = None  # a lock that what is started here shares
 
     def prepare(self, sources: Sequence[tuple[str, str]]) -> None:
         """Write configuration and sources, (name, deb822 text). Raises MirrorError when this machine has no apt."""
@@ -99,7 +100,13 @@ class PrivateApt:
         }
         try:
             done = subprocess.run(
-                list(argv), capture_output=True, text=True, timeout=timeout, env=environment, check=False
+                list(argv),
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                env=environment,
+                check=False,
+                pass_fds=[self.holds] if self.holds is not None else [],
             )
         except subprocess.TimeoutExpired as error:
             raise MirrorError(

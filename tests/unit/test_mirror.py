@@ -386,6 +386,17 @@ def test_a_run_that_is_cut_off_leaves_no_proof_and_is_repaired(fleet, monkeypatc
     assert (fleet.folder / "models/mini/config.json").read_text() == '{"new": 1}'
 
 
+def test_what_a_killed_run_left_fetching_is_waited_for(fleet, tmp_path):
+    """A download that outlives its run has the lock of the folder, so that the next run does not write beside it."""
+    run = fleet.run()
+    run.apts[DEBIAN] = apt = mirror_apt.PrivateApt(tmp_path / "root", DEBIAN, "amd64")
+    lock = tmp_path / ".lock"
+    with run._turn(lock):
+        _status, out, _err = apt.run(["ls", "-l", "/proc/self/fd"], 10)
+    assert str(lock) in out
+    assert str(lock) not in apt.run(["ls", "-l", "/proc/self/fd"], 10)[1]
+
+
 def test_too_little_disk_refuses_before_anything_comes(fleet, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(total=1, used=0, free=1000))
     run = fleet.run()
