@@ -30,13 +30,16 @@ SYSLOG = re.compile(
 MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if name}
 # A container runtime's stamp, with the stream and the flag that the CRI adds.
 STAMP = re.compile(ISO + r"(?: (?:stdout|stderr) [FP])?[ \t]+(?:\| )?")
+# Google's log viewer as text: its own severity, a stamp, the container.
+CLOUD = re.compile(r"(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL) (?=\d{4}-\d\d-\d\dT[\d:.]+Z )")
+CLOUD_LABEL = re.compile(r"\[resource\.labels\.[^\]]*\] ")
 COMPOSE = re.compile(r"[\w.-]{2,60} +\| ")
 POD = re.compile(r"\[pod/[^\]]+\] ")
 DMESG = re.compile(r"(?:kern  ?:\w+ *: )?\[ *(\d+\.\d{3,6})\](?:\[ *[TC]\d+\])? ")
 DMESG_T = re.compile(r"(?:kern  ?:\w+ *: )?\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ")
 # What programs put before a message: vLLM's and Ray's process tag, torch's rank, MPI's; levels of several kinds.
 TAG = re.compile(
-    r"\(([A-Za-z_][\w.]*(?: rank=\d+)?(?: DP\w+)?)(?: pid=(\d+))?(?:, ip=([\d.]+))?\) |\[(rank\d+)\]:|\[1,\d+\]<std\w+>: ?"
+    r"\(([A-Za-z_][\w.-]*(?: rank=\d+)?(?: [A-Z]{2}\w*)*)(?:,? pid=(\d+))?(?:, ip=([\d.]+))?\) |\[(rank\d+)\]:|\[1,\d+\]<std\w+>: ?"
 )
 RAYLET = re.compile(r"\(raylet(?:, ip=([\d.]+))?\) ")
 VLLM = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) (?:\[[^\]]*\] ?|\S+\] ?)")
@@ -260,8 +263,16 @@ def _line(text: str, meta: Dict[str, Any], place: Tuple[int, int]) -> Line:
 
 def _stamps(text: str, meta: Dict[str, Any]) -> str:
     """Take off what the journal, syslog, dmesg and container runtimes put before a message; remember what it says."""
+    cloud = CLOUD.match(text)
+    if cloud:
+        text = text[cloud.end() :]
     for _ in range(4):
         first = text[:1]
+        if first == "[":
+            label = CLOUD_LABEL.match(text)
+            if label:
+                text = text[label.end() :]
+                continue
         if first.isdigit() or (first.isupper() and text[3:4] == " "):
             found = JOURNAL.match(text)
             # A plain line such as `2026-11-07 13:38:08,498 INFO worker.py:1654 -- ...` has no host and program.

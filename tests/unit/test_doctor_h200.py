@@ -1,0 +1,64 @@
+"""Whole logs of vLLM 0.26.0 on real H200s: healthy ones give nothing, failed ones the cause that was brought about on purpose."""
+
+from pathlib import Path
+
+import conftest
+import pytest
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import doctor as doctors
+
+VALIDATION = conftest.REPOSITORY / "docs" / "validation"
+KEPT = Path(__file__).parent / "fixtures" / "logs_h200"
+HEALTHY = [
+    *sorted((VALIDATION / "2026-11-30-know-and-plan-h200").glob("*.log")),
+    KEPT / "two-gpus-healthy.log",
+    KEPT / "server-killed.log",
+]
+FIRST = VALIDATION / "2026-11-29-vllm-0.26.0-cu130-h200"
+HEALTHY += [
+    FIRST / f"{name}.log" for name in ("default.server-1", "one-gpu.server-1", "one-gpu.server-2", "two-gpus.server-1")
+]
+HEALTHY += [FIRST / "release-nvcc-13.0-links.server-1.log"]
+FAILED = {
+    FIRST / "default-sampler.server-1.log": ("compiler_or_headers_missing", "No such file or directory: 'ninja'"),
+    FIRST / "release-nvcc.server-1.log": ("compiler_or_headers_missing", "ninja"),
+    FIRST / "release-nvcc-13.0.server-1.log": ("compiler_or_headers_missing", "ninja"),
+    # The engine was killed with SIGKILL; the server then ended with status 0. That it was killed is in no line.
+    KEPT / "engine-killed.log": ("engine_dead_clean_exit", "engine core exited unexpectedly"),
+    # A server was killed, its engine lived on and held the GPU.
+    KEPT / "orphan-holds-memory.log": ("gpu_memory_taken_by_other_process", "(10.94/139.8 GiB)"),
+    KEPT / "orphan-holds-memory-of-a-rank.log": ("gpu_memory_taken_by_other_process", "is less than desired"),
+    KEPT / "port-taken.log": ("port_in_use", "Address already in use"),
+    KEPT / "interface-wrong.log": ("nccl_bootstrap_failed", "NCCL error: invalid usage"),
+}
+
+
+def read(path):
+    doctor = doctors.doctor()
+    with open(path, encoding="utf-8", newline="\n") as handle:
+        doctor.read(path.name, handle)
+    return doctor.answer()
+
+
+def test_they_are_there():
+    assert len(HEALTHY) == 16 + 2 + 5
+    assert all(path.exists() for path in [*HEALTHY, *FAILED])
+
+
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.stem)
+def test_healthy(path):
+    assert read(path)["findings"] == []
+
+
+@pytest.mark.parametrize("path", FAILED, ids=lambda path: path.stem)
+def test_failed(path):
+    first = read(path)["findings"][0]
+    cause, key = FAILED[path]
+    assert first["cause_id"] == cause
+    assert key in first["evidence"]
+
+
+def test_a_killed_engine_asks_for_the_kernels_lines():
+    """These lines cannot tell who killed it; the kernel's would."""
+    told = read(KEPT / "engine-killed.log")
+    assert told["findings"][0]["confidence"] == "low"
+    assert any("journalctl -k" in entry["command"] for entry in told["unknown"])
