@@ -107,7 +107,7 @@ def take_away(hosts, *instances: str) -> None:
     """As the role says for what the inventory no longer names."""
     for host in hosts.values():
         for instance in instances:
-            host.run(f"systemctl disable --now vllm@{instance}.service")
+            host.run(f"systemctl disable --now vllm-agent@{instance}.service vllm@{instance}.service")
 
 
 def journal(host, instance: str) -> str:
