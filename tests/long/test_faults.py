@@ -240,10 +240,10 @@ def reload_firewall(fleet: Fleet, number: int) -> Outcome:
     threads = [threading.Thread(target=load, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(20):
-        for host in (HEAD, WORKER):
-            fleet.on(host, "systemctl reload gpu-fleet-firewall.service")
-        time.sleep(0.5)
+    for host in (HEAD, WORKER):
+        fleet.on(
+            host, "for turn in $(seq 20); do systemctl reload gpu-fleet-firewall.service || exit 1; sleep 0.5; done"
+        )
     stop.set()
     for thread in threads:
         thread.join(60)
