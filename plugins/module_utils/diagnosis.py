@@ -39,6 +39,8 @@ YEAR = 366 * 86400.0  # stamps below that have no year
 READY = "Application startup complete"
 # A run begins: vLLM's banner of the server and of the engine.
 BEGINS = re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine")
+# A run is ended on purpose: by a signal, or by systemd.
+STOPS = re.compile(r"shutdown triggered|received signal=SIG(?:TERM|INT)|^Shutting down|^Stopping .{0,30}(?:vLLM|vllm)")
 UNIT_BEGINS = re.compile(r"^(?:Started|Starting) |Scheduled restart job")
 VERSION = re.compile(r"vLLM API server version v?(\d+\.\d+\.\d+)|LLM engine \(v(\d+\.\d+\.\d+)")
 # The line that ends a traceback.
@@ -53,7 +55,7 @@ ENDS = ("end", "consequence")
 
 
 class Marker(NamedTuple):
-    """A line that says where a run stands: `begins` or `ready`."""
+    """A line that says where a run stands: `begins`, `ready` or `stops`."""
 
     what: str
     line: Line
@@ -136,6 +138,7 @@ class Doctor:
             "Suppressed ",
             "world_size=",
         )
+        own += ("hutting down", "shutdown triggered", "received signal=", "Stopping ")
         self._triggers = tuple(dict.fromkeys((*book.triggers, *own)))
 
     # Reading
@@ -210,11 +213,13 @@ class Doctor:
         what = ""
         if READY in said:
             what = "ready"
+        elif STOPS.search(said):
+            what = "stops"
         elif BEGINS.search(said) or (
             line.program == "systemd" and "vllm" in line.unit + said and UNIT_BEGINS.search(said)
         ):
             what = "begins"
-        if what and (len(self.markers) < 5000):
+        if what and len(self.markers) < 5000:
             self.markers.append(Marker(what, line))
         found = VERSION.search(said)
         if found:
@@ -276,7 +281,7 @@ class Doctor:
         hits.sort(key=_order)
         notes = [hit for hit in hits if hit.signature.kind == "note"]
         hits = [hit for hit in hits if hit.signature.kind != "note" and not self._survived(hit, hits)]
-        ends = [hit for hit in hits if hit.signature.kind in ENDS]
+        ends = [hit for hit in hits if hit.signature.kind in ENDS and not self._stopped(hit)]
         told = [hit for hit in hits if hit.signature.kind in ("cause", "symptom")]
         groups = [(self._explained(failure), self._recovered(failure, ends)) for failure in self._failures(told)]
         groups.sort(key=lambda group: group[1])
@@ -372,7 +377,8 @@ class Doctor:
         known = {**self.facts.get("", {}), **self.facts.get(hit.line.host, {})}
         if not signature.stands(known):
             return False
-        if self.counts.get((hit.id, hit.line.host), 1) < signature.least:
+        often = self.counts.get((hit.id, hit.line.host), 1)
+        if often < signature.least and hit.line.level in ("info", "warning"):
             return False
         if signature.near and not hit.support:
             return False
@@ -427,6 +433,12 @@ class Doctor:
                     return False
         soft = hit.line.level in ("warning", "info")
         return soft or not any(number < line.place[1] < up for line in self._marks(hit, "begins"))
+
+    def _stopped(self, hit: Hit) -> bool:
+        """Whether the run was being ended on purpose: what its processes then say of each other is no failure."""
+        number = hit.line.place[1]
+        stops = [line.place[1] for line in self._marks(hit, "stops") if line.place[1] < number]
+        return bool(stops) and not any(stops[-1] < line.place[1] < number for line in self._marks(hit, "begins"))
 
     def _failures(self, told: Sequence[Hit]) -> List[List[Hit]]:
         """Hits that belong together: a new failure begins after a recovery, or after hours of silence."""

@@ -15,7 +15,7 @@ A signature is a mapping:
   over        ids that this one explains when both are found
   phase       start: a server that comes up afterwards, in the same run, shows that it was none
   when        what has to hold, as far as it is known, for it to count: vllm, [lowest, first without]; nvswitch, true or false
-  least       how often it has to be seen on a host to count
+  least       how often lines of level info or warning have to say it on a host; what an error says counts at once
   severity    error (default), warning
   cause, fix  sentences; {name} is filled in from the pattern's group of that name, {name|else} says what stands there
               without one, and {: name|} puts what is before the name there with it
