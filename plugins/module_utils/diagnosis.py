@@ -359,16 +359,12 @@ class Doctor:
 
     def _uncaught(self, hit: Hit) -> bool:
         """Whether the line ends a traceback that no logger printed and no thread swallowed: the process ended with it."""
-        steps = 0
-        for place in range(len(hit.before) - 1, -1, -1):
+        for place in range(len(hit.before) - 1, max(-1, len(hit.before) - 151), -1):
             raw = hit.before[place][1]
-            steps += 1
             if "Traceback (most recent call last)" in raw:
                 above = hit.before[place - 1][1] if place else ""
                 level = [line.level for line in self._lines(hit.line.place[0], hit.before[place][0], raw)]
                 return level == [""] and not any(word in above or word in raw for word in THREAD)
-            if steps > 150:
-                break
         return False
 
     def _counts(self, hit: Hit) -> bool:
@@ -427,10 +423,14 @@ class Doctor:
         if not ups:
             return False
         up = min(ups)
-        for other in hits:
-            if other.signature.kind in ENDS and other.line.place[0] == source and other.line.host == hit.line.host:
-                if number <= other.line.place[1] < up:
-                    return False
+        ended = (hit.line.host, source)
+        if any(
+            other.signature.kind in ENDS
+            and (other.line.host, other.line.place[0]) == ended
+            and number <= other.line.place[1] < up
+            for other in hits
+        ):
+            return False
         soft = hit.line.level in ("warning", "info")
         return soft or not any(number < line.place[1] < up for line in self._marks(hit, "begins"))
 
@@ -483,7 +483,7 @@ class Doctor:
         gone: Dict[str, str] = {}
         for name, hit in first.items():
             for other in hit.signature.over:
-                if other in first and gone.get(name) != other:
+                if other in first and other not in _chain(gone, name):
                     gone.setdefault(other, name)
         causes = [h for h in first.values() if h.strong and h.signature.severity == "error" and h.id not in gone]
         for name, hit in first.items():
@@ -496,10 +496,8 @@ class Doctor:
                 if not between:
                     gone[name] = cause.id
                     break
-        for name, owner in gone.items():
-            while owner in gone:
-                owner = gone[owner]
-            first[owner].absorbed.append(first[name])
+        for name in gone:
+            first[_chain(gone, name)[-1]].absorbed.append(first[name])
         left = [hit for name, hit in first.items() if name not in gone]
         return sorted(left, key=lambda hit: hit.signature.severity != "error")
 
@@ -604,6 +602,14 @@ class Doctor:
             out.append({"what": what, "command": f"journalctl -u '{unit}' -b -n 400 -o short-iso"})
         unique = {(entry["what"], entry["command"]): entry for entry in out}
         return list(unique.values())
+
+
+def _chain(gone: Mapping[str, str], name: str) -> List[str]:
+    """A cause and those that explain it, each the one before; two that explain each other make no circle."""
+    out = [name]
+    while out[-1] in gone and gone[out[-1]] not in out:
+        out.append(gone[out[-1]])
+    return out
 
 
 def _owners(hits: Sequence[Hit]) -> Dict[Tuple[int, int], Signature]:

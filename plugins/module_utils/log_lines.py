@@ -102,9 +102,10 @@ class Line(NamedTuple):
     kernel: bool
 
 
-def seconds(year: int, month: int, day: int, hour: int, minute: int, second: int, zone: str = "") -> Optional[float]:
-    """Seconds since 1970; None for a date that does not exist."""
-    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60):
+def seconds(*clock: int, zone: str = "") -> Optional[float]:
+    """Seconds since 1970 of year, month, day, hour, minute and second; None for a date that does not exist."""
+    year, month, day, hour, minute, second = clock
+    if not (1 <= year <= 9999 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60):
         return None
     offset = 0
     if zone and zone[0] in "+-":
@@ -166,7 +167,7 @@ def _json(text: str, meta: Dict[str, Any]) -> str:
     """The message of a JSON line: journald's export, Docker's json-file, or a program's own log."""
     try:
         told = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if not isinstance(told, dict):
         return text
@@ -178,14 +179,19 @@ def _json(text: str, meta: Dict[str, Any]) -> str:
         meta["unit"] = _text(told.get("UNIT") or told.get("USER_UNIT") or told.get("_SYSTEMD_UNIT"))
         meta["kernel"] = told.get("_TRANSPORT") == "kernel" or (program == "kernel" and not meta["unit"])
         stamp = _text(told.get("__REALTIME_TIMESTAMP") or told.get("_SOURCE_REALTIME_TIMESTAMP"))
-        if stamp.isdigit():
+        if re.fullmatch("[0-9]{10,16}", stamp):
             meta["time"] = int(stamp) / 1e6
         return _text(message)
     stamp = STAMP.match(_text(told.get("time") or told.get("timestamp") or told.get("ts")) + " ")
     if stamp:
         meta["time"] = _iso(stamp)
     fields = told.get("fields")
-    message = told.get("log") or told.get("message") or told.get("msg") or (fields or {}).get("message")
+    message = (
+        told.get("log")
+        or told.get("message")
+        or told.get("msg")
+        or (fields.get("message") if isinstance(fields, dict) else None)
+    )
     if not isinstance(message, str):
         return text
     level = _text(told.get("level") or told.get("levelname") or told.get("severity")).upper()
@@ -201,56 +207,24 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _iso(found: "re.Match[str]", first: int = 1) -> Optional[float]:
-    year, month, day, hour, minute, second, fraction, zone = found.groups()[first - 1 : first + 7]
-    whole = seconds(int(year), int(month), int(day), int(hour), int(minute), int(second), zone or "")
+def _numbers(found: "re.Match[str]", first: int, last: int) -> List[int]:
+    return [int(found.group(number)) for number in range(first, last + 1)]
+
+
+def _iso(found: "re.Match[str]") -> Optional[float]:
+    whole = seconds(*_numbers(found, 1, 6), zone=found.group(8) or "")
+    fraction = found.group(7)
     return None if whole is None else whole + (float(f"0.{fraction}") if fraction else 0.0)
 
 
 def _line(text: str, meta: Dict[str, Any], place: Tuple[int, int]) -> Line:
     text = _stamps(text, meta)
     said, level = text, ""
-    time = meta["time"]
     for _ in range(4):
-        found = TAG.match(said) or RAYLET.match(said)
-        if found:
-            groups = found.groups()
-            meta["process"] = (groups[3] or groups[1] or groups[0]) if len(groups) > 1 else "raylet"
-            said = said[found.end() :]
-            continue
-        found = VLLM.match(said)
-        if found:
-            level = LEVELS[found.group(1)]
-            if time is None:
-                time = seconds(1970, *(int(found.group(n)) for n in range(2, 7)))
-            said = said[found.end() :]
+        end, level = _prefix(said, meta)
+        said = said[end:]
+        if level or not end:
             break
-        found = GLOG.match(said)
-        if found:
-            level = LEVELS[found.group(1) or found.group(8)]
-            if time is None and found.group(2):
-                time = seconds(1970, *(int(found.group(n)) for n in range(2, 7)))
-            said = said[found.end() :]
-            break
-        found = RAY.match(said)
-        if found:
-            level = LEVELS[found.group(7)]
-            if time is None:
-                time = seconds(*(int(found.group(n)) for n in range(1, 7)))
-            said = said[found.end() :]
-            break
-        found = LEVEL.match(said)
-        if found:
-            level = LEVELS[found.group(1) or found.group(2)]
-            said = said[found.end() :]
-            break
-        found = SGLANG.match(said)
-        if found:
-            if time is None:
-                time = seconds(*(int(found.group(n)) for n in range(1, 7)))
-            said = said[found.end() :]
-            continue
-        break
     if not level and "NCCL " in said:
         found = NCCL.match(said)
         if found:
@@ -258,7 +232,34 @@ def _line(text: str, meta: Dict[str, Any], place: Tuple[int, int]) -> Line:
     kernel = meta["kernel"] or meta["program"] == "kernel"
     if kernel:
         level = ""  # the kernel says INFO where it means a hung task
-    return Line(text, said, level, time, place, meta["host"], meta["unit"], meta["program"], meta["process"], kernel)
+    return Line(
+        text, said, level, meta["time"], place, meta["host"], meta["unit"], meta["program"], meta["process"], kernel
+    )
+
+
+def _prefix(said: str, meta: Dict[str, Any]) -> Tuple[int, str]:
+    """Where what a program put before its message ends, and the level that it says; 0 when there is nothing more."""
+    found = TAG.match(said) or RAYLET.match(said)
+    if found:
+        groups = found.groups()
+        meta["process"] = (groups[3] or groups[1] or groups[0]) if len(groups) > 1 else "raylet"
+        return found.end(), ""
+    for pattern, first, name, other in (
+        (VLLM, 2, 1, 1),
+        (GLOG, 2, 1, 8),
+        (RAY, 1, 7, 7),
+        (LEVEL, 0, 1, 2),
+        (SGLANG, 1, 0, 0),
+    ):
+        found = pattern.match(said)
+        if not found:
+            continue
+        if meta["time"] is None and first and found.group(first):
+            # Those whose stamp begins with the month have no year.
+            clock = _numbers(found, first, 6)
+            meta["time"] = seconds(*([1970] * (6 - len(clock))), *clock)
+        return found.end(), LEVELS[found.group(name) or found.group(other)] if name else ""
+    return 0, ""
 
 
 def _stamps(text: str, meta: Dict[str, Any]) -> str:
@@ -267,59 +268,57 @@ def _stamps(text: str, meta: Dict[str, Any]) -> str:
     if cloud:
         text = text[cloud.end() :]
     for _ in range(4):
-        first = text[:1]
-        if first == "[":
-            label = CLOUD_LABEL.match(text)
-            if label:
-                text = text[label.end() :]
-                continue
+        first, end = text[:1], 0
         if first.isdigit() or (first.isupper() and text[3:4] == " "):
-            found = JOURNAL.match(text)
-            # A plain line such as `2026-11-07 13:38:08,498 INFO worker.py:1654 -- ...` has no host and program.
-            if found and found.group(9) not in LEVELS:
-                meta["time"] = _iso(found)
-                _journal(meta, found.group(9), found.group(10))
-                text = text[found.end() :]
-                continue
-            found = SYSLOG.match(text)
-            if found and found.group(1) in MONTHS:
-                clock = (int(found.group(n)) for n in range(2, 6))
-                meta["time"] = seconds(1970, MONTHS[found.group(1)], *clock)
-                _journal(meta, found.group(6), found.group(7))
-                text = text[found.end() :]
-                continue
-            found = STAMP.match(text)
-            if found:
-                if meta["time"] is None:
-                    meta["time"] = _iso(found)
-                text = text[found.end() :]
-                continue
-        if first == "[" or text.startswith("kern"):
-            found = POD.match(text)
-            if found:
-                text = text[found.end() :]
-                continue
-            found = DMESG.match(text)
-            if found:
-                meta["kernel"] = True
-                if meta["time"] is None:
-                    meta["time"] = float(found.group(1))
-                text = text[found.end() :]
-                continue
-            found = DMESG_T.match(text)
-            if found and found.group(1) in MONTHS:
-                month, day, hour, minute, second, year = found.groups()
-                meta["kernel"] = True
-                meta["time"] = seconds(int(year), MONTHS[month], int(day), int(hour), int(minute), int(second))
-                text = text[found.end() :]
-                continue
-        if " | " in text[:70]:
+            end = _dated(text, meta)
+        elif first == "[" or text.startswith("kern"):
+            end = _bracketed(text, meta)
+        if not end and " | " in text[:70]:
             found = COMPOSE.match(text)
-            if found:
-                text = text[found.end() :]
-                continue
-        break
+            end = found.end() if found else 0
+        if not end:
+            break
+        text = text[end:]
     return text
+
+
+def _dated(text: str, meta: Dict[str, Any]) -> int:
+    """A stamp at the beginning, with the host and the program that the journal and syslog add."""
+    found = JOURNAL.match(text)
+    # A plain line such as `2026-11-07 13:38:08,498 INFO worker.py:1654 -- ...` has no host and program.
+    if found and found.group(9) not in LEVELS:
+        meta["time"] = _iso(found)
+        _journal(meta, found.group(9), found.group(10))
+        return found.end()
+    found = SYSLOG.match(text)
+    if found and found.group(1) in MONTHS:
+        meta["time"] = seconds(1970, MONTHS[found.group(1)], *_numbers(found, 2, 5))
+        _journal(meta, found.group(6), found.group(7))
+        return found.end()
+    found = STAMP.match(text)
+    if found and meta["time"] is None:
+        meta["time"] = _iso(found)
+    return found.end() if found else 0
+
+
+def _bracketed(text: str, meta: Dict[str, Any]) -> int:
+    """What stands in brackets at the beginning: a pod's name, a label, dmesg's stamps."""
+    found = POD.match(text) or CLOUD_LABEL.match(text)
+    if found:
+        return found.end()
+    found = DMESG.match(text)
+    if found:
+        meta["kernel"] = True
+        if meta["time"] is None:
+            meta["time"] = float(found.group(1))
+        return found.end()
+    found = DMESG_T.match(text)
+    if found and found.group(1) in MONTHS:
+        month, day, hour, minute, second, year = found.groups()
+        meta["kernel"] = True
+        meta["time"] = seconds(int(year), MONTHS[month], int(day), int(hour), int(minute), int(second))
+        return found.end()
+    return 0
 
 
 def _journal(meta: Dict[str, Any], host: str, program: str) -> None:

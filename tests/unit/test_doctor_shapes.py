@@ -42,7 +42,7 @@ def entries(case: dict) -> list[Entry]:
 def clock(time: float, form: str) -> str:
     import datetime
 
-    return datetime.datetime.fromtimestamp(time, datetime.timezone.utc).strftime(form)
+    return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime(form)
 
 
 def plain(told: list[Entry]) -> list[str]:
@@ -87,8 +87,8 @@ def coloured(told: list[Entry]) -> list[str]:
     """vLLM's colours around the process tag and the level."""
     out = []
     for line in plain(told):
-        line = re.sub(r"^(\([^)]*\)) ", "\x1b[1;36m\\1\x1b[0;0m ", line)
-        out.append(re.sub(r"\b(ERROR|WARNING|INFO) (\d\d-\d\d)", "\x1b[31m\\1\x1b[0m \\2", line))
+        tagged = re.sub(r"^(\([^)]*\)) ", "\x1b[1;36m\\1\x1b[0;0m ", line)
+        out.append(re.sub(r"\b(ERROR|WARNING|INFO) (\d\d-\d\d)", "\x1b[31m\\1\x1b[0m \\2", tagged))
     return out
 
 
