@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -219,6 +220,38 @@ def releases() -> str:
     return NOTE.format(source="data/versions.yml") + "# Releases\n\n" + default + table(head, rows) + others
 
 
+def causes() -> str:
+    """Every cause that the doctor knows, by family (a file of data/signatures)."""
+    kinds = {"symptom": "symptom", "end": "last words"}
+    out = (
+        NOTE.format(source="data/signatures/*.yml")
+        + "# Causes\n\nWhat `scripts/fleet doctor` names (docs/doctor.md). A symptom is named only where no cause explains it, last words only where nothing else is found.\n"
+    )
+    for path in sorted((ROOT / "data" / "signatures").glob("*.yml")):
+        rows = [
+            [
+                f"`{entry['id']}`",
+                entry.get("severity", kinds.get(entry.get("kind"), "error")),
+                cell(_blanks(entry["cause"])),
+                cell(_blanks(entry["fix"])),
+                cell(entry["source"]),
+            ]
+            for entry in yaml.safe_load(path.read_text())
+            if entry.get("kind") not in ("note", "consequence")
+        ]
+        out += f"\n## {path.stem}\n\n" + table(["cause", "kind", "what it is", "what to do", "whose message"], rows)
+    return out
+
+
+def _blanks(sentence: str) -> str:
+    """A sentence of a signature without what a log fills in: {name|else} reads else, {name} stays a name."""
+    return re.sub(
+        r"\{[^\w{}|]*(\w+)(\|[^{}]*)?\}",
+        lambda found: found.group(2)[1:] if found.group(2) else found.group(1).upper(),
+        sentence,
+    )
+
+
 def documents() -> dict[pathlib.Path, str]:
     made = {
         folder / "README.md": role(folder)
@@ -231,6 +264,7 @@ def documents() -> dict[pathlib.Path, str]:
         ROOT / "docs/inventory.md": inventory(),
         ROOT / "docs/releases.md": releases(),
         ROOT / "docs/findings.md": findings(),
+        ROOT / "docs/causes.md": causes(),
     }
 
 
