@@ -85,6 +85,8 @@ class DriverPlan:
     packages  name to exact version; None where the lists of packages were not read yet
     because   why a package that is not the driver itself is there
     beside    names of packages that change without the driver: DCGM, container toolkit
+    moves     names of installed parts of the driver that only go along to its version: what nobody named is neither pinned by
+              itself nor held, so that a plan is the same before and after
     headers   packages to install before the driver
     may_remove  installed packages of the other kind of modules, the only ones that may go
     unhold    what is held now and has to change
@@ -111,6 +113,7 @@ class DriverPlan:
     packages: Dict[str, Optional[str]] = field(default_factory=dict)
     because: Dict[str, str] = field(default_factory=dict)
     beside: List[str] = field(default_factory=list)
+    moves: List[str] = field(default_factory=list)
     headers: List[str] = field(default_factory=list)
     may_remove: List[str] = field(default_factory=list)
     unhold: List[str] = field(default_factory=list)

@@ -66,13 +66,14 @@ def choose(
     wanted = _names(case, branch, kind, signed)
     extra = _fabric(case, branch)
     packages = _exact(case, wanted, extra, version, branch)
-    packages.update(_moved(case, packages, version, kind))
+    moved = _moved(case, packages, version, kind)
     beside, reasons = driver_beside.plan(case, branch)
     if version is None or kind is None or case.refused:
         return Choice(None, case.findings)
     plan = DriverPlan(
-        case.system, case.want["source"], branch, names.upstream(version), kind, reason, {**packages, **beside}
+        case.system, case.want["source"], branch, names.upstream(version), kind, reason, {**packages, **moved, **beside}
     )
+    plan.moves = sorted(moved)
     plan.because = {name: why for name, why in {**extra, **reasons}.items() if name in plan.packages}
     plan.beside = sorted(beside)
     plan.secure_boot = signed
@@ -264,7 +265,7 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     ]
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
-    plan.holds = sorted(plan.packages)
+    plan.holds = sorted(set(plan.packages) - set(plan.moves))
     plan.blocklist = names.blocklist([*known["globs"], *driver_beside.globs(case)])
     if case.host["nvlink5"]:
         plan.load = list(known["fabric_modules"])
@@ -359,7 +360,12 @@ def _files(case: Case, plan: DriverPlan) -> None:
         ]
         host = uris[0].split("//", 1)[-1].split("/", 1)[0] if uris else None
     records = names.pins(
-        plan.packages, source=case.origin, version=plan.version, known=case.known, family=case.family, nvidia_host=host
+        {name: version for name, version in plan.packages.items() if name not in plan.moves},
+        source=case.origin,
+        version=plan.version,
+        known=case.known,
+        family=case.family,
+        nvidia_host=host,
     )
     records += driver_beside.pins(case, plan.packages)
     plan.files["preferences"] = names.preferences_text(records)

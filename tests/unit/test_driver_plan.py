@@ -181,6 +181,7 @@ def test_on_the_way_back_the_libraries_move_too():
     settled = choose({**facts, "driver": running(V)[0]["driver"]}, want, packages=there, available=available).plan
     assert "libcuda1" not in settled.packages
     assert not settled.changes
+    assert (settled.files, settled.holds) == (plan.files, plan.holds)
 
 
 def test_nothing_is_stopped_and_nothing_rebooted_without_consent():
