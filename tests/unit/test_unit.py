@@ -27,7 +27,7 @@ def drop_in(accelerator="cu130", groups=()):
         __vllm_service_devices={"groups": list(groups)},
         __vllm_service_answering=["chat.0"],
         __vllm_service_config={"shutdown-timeout": 5, "served-model-name": ["chat"]},
-        __vllm_service_instance={"instance": "chat.0", "rank": 0, "peers": []},
+        __vllm_service_instance={"instance": "chat.0", "rank": 0, "peers": [], "env": {}},
         __vllm_service_memlock="64G",
         __vllm_service_nofile=1024,
         __vllm_service_unit_digest="d",
