@@ -71,7 +71,7 @@ def _consent(value):
 def plan_driver(look, settings):
     """See DOCUMENTATION."""
     known, versions = data.load("driver"), data.load("versions")
-    gpu, name = look["gpu"], settings["host"]
+    gpu, name = _gpu(look["gpu"], look["host"]), settings["host"]
     want = {**settings["want"], **{key: _consent(settings["want"].get(key)) for key in CONSENT}}
     available = look.get("available")
     host = _host(look["host"], available)
@@ -121,6 +121,12 @@ def plan_driver(look, settings):
         "findings": [finding.as_dict() for finding in found],
         "lines": driver_show.lines(plan, changes, host) if plan else [],
     }
+
+
+def _gpu(facts, surroundings):
+    """What module gpu_facts returned, with the installed version by DKMS where modinfo did not know it."""
+    driver = driver_state.with_installed(facts["driver"], surroundings["dkms"], surroundings["kernel"])
+    return {**facts, "driver": driver}
 
 
 def _host(told, available):
@@ -204,11 +210,12 @@ def driver_builds(built, settings):
 def prove_driver(facts, settings):
     """What is not as planned on a host, as text.
 
-    settings are cuda (the result of module cuda_init), plan, kernels (as module driver_facts returns them) and host.
+    settings are cuda (the result of module cuda_init), plan, surroundings (the result of module driver_facts) and host.
     """
+    facts = _gpu(facts, settings["surroundings"])
     found = driver_proof.findings(facts, settings["cuda"], settings["plan"], data.load("driver"), settings["host"])
     if settings["plan"]["source"] != "preinstalled":
-        found += driver_proof.nouveau(settings["kernels"], settings["host"])
+        found += driver_proof.nouveau(settings["surroundings"]["kernels"], settings["host"])
     return [str(finding) for finding in found]
 
 

@@ -206,11 +206,16 @@ def blocklist_text(patterns: Iterable[str]) -> str:
     return "Unattended-Upgrade::Package-Blacklist {\n" + inner + "};\n"
 
 
+# Debian's own packages name the module's file by its kind (`install nvidia modprobe -i nvidia-current-open` in its nvidia.conf), and
+# modprobe takes options by that name.
+MODULE_NAMES = ("nvidia", "nvidia-current", "nvidia-current-open")
+
+
 def modprobe_text(options: Optional[Mapping[str, str]] = None) -> str:
     """Keeps nouveau away; options of the module nvidia as given."""
     lines = ["blacklist nouveau", "options nouveau modeset=0"]
-    if options:
-        lines.append("options nvidia " + " ".join(f"{name}={value}" for name, value in sorted(options.items())))
+    told = " ".join(f"{name}={value}" for name, value in sorted((options or {}).items()))
+    lines += [f"options {module} {told}" for module in MODULE_NAMES if told]
     return "\n".join(lines) + "\n"
 
 

@@ -51,6 +51,21 @@ def built(text: str, version: str) -> Set[str]:
     return {str(item.kernel) for item in of_version(text, version) if item.state == "installed" and not item.warning}
 
 
+def with_installed(driver: Mapping[str, Any], text: str, kernel: Optional[str]) -> Dict[str, Any]:
+    """The driver's facts with what DKMS installed for the running kernel, where modinfo knew no module of the name nvidia.
+
+    Debian's own packages give it another one (nvidia-current-open).
+    """
+    there = {
+        item.version
+        for item in dkms(text)
+        if item.kernel == kernel and item.state == "installed" and item.module.startswith("nvidia")
+    }
+    if driver.get("installed") or len(there) != 1:
+        return dict(driver)
+    return {**driver, "installed": there.pop()}
+
+
 def dkms_findings(
     text: str, *, version: str, kernels: Mapping[str, Mapping[str, Any]], host: str = ""
 ) -> List[Finding]:

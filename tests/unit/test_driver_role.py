@@ -481,11 +481,28 @@ def test_failure_12_an_initramfs_that_brings_nouveau_back_is_named(library, monk
 
     def told(source):
         plan = {"version": "580.159.04", "source": source}
-        return driver.prove_driver(facts, {"cuda": cuda_said, "plan": plan, "kernels": kernels, "host": "gpu-01"})
+        settings = {"cuda": cuda_said, "plan": plan, "surroundings": surroundings(kernels=kernels), "host": "gpu-01"}
+        return driver.prove_driver(facts, settings)
 
     assert len(told("nvidia")) == 1
     assert "initramfs of kernel 6.1.0-57, and" in told("nvidia")[0]
     assert told("preinstalled") == []
+
+
+def test_failure_1_debians_module_of_another_name_is_known_by_dkms():
+    """`modinfo nvidia` finds none there: the file is nvidia-current-open.ko."""
+    facts = bare(driver={"loaded": "535.216.01", "installed": None, "flavour": "open", "cuda": "12.2"})
+    settings = {
+        "cuda": {"code": 0, "devices": 0},
+        "plan": {"version": "535.261.03", "source": "distribution"},
+        "surroundings": surroundings(dkms=DKMS),
+        "host": "gpu-01",
+    }
+    assert any(
+        "535.216.01 is loaded and 535.261.03 is installed" in line for line in driver.prove_driver(facts, settings)
+    )
+    found = planned(NOTHING, facts=facts, packages=DONE, dkms=DKMS)
+    assert [item["id"] for item in found["findings"]] == ["driver-mismatch"]
 
 
 def test_failure_9_a_card_that_the_driver_does_not_take_is_counted(library, monkeypatch):
