@@ -61,6 +61,8 @@ OWNER = re.compile(
 )
 MESSAGE = re.compile(r'"MESSAGE"\s*:\s*')
 
+LONGEST, TAIL = 4000, 1000  # letters of a message that are looked at, and how many of these at its end
+
 LEVELS = {
     "DEBUG": "info",
     "TRACE": "info",
@@ -218,6 +220,9 @@ def _iso(found: "re.Match[str]") -> Optional[float]:
 
 
 def _line(text: str, meta: Dict[str, Any], place: Tuple[int, int]) -> Line:
+    if len(text) > LONGEST:
+        # What matters stands at one of the ends; expressions take long over a whole megabyte.
+        text = f"{text[: LONGEST - TAIL]} [...] {text[-TAIL:]}"
     text = _stamps(text, meta)
     said, level = text, ""
     for _ in range(4):
