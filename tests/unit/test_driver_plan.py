@@ -1169,6 +1169,15 @@ def test_dkms_remedies():
     assert finding.fix.startswith(f"Install linux-headers-{KERNEL} first")
 
 
+def test_a_trigger_that_waits_is_finished_with_what_an_ended_run_left():
+    left = {"libctf0": "unpacked", "libc-bin": "triggers-pending"}
+    mark = {"packages": {"libctf0": "2.40-2"}, "stopped": []}
+    choice = choose(mark=mark, unsettled=left, audit="half done")
+    assert ids(choice) == []
+    assert choice.plan.finishes == left
+    assert "dpkg-broken" in ids(choose(mark=mark, unsettled={**left, "bash": "unpacked"}, audit="half done"))
+
+
 # Tools
 
 
