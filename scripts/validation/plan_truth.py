@@ -68,7 +68,7 @@ def rows(truth: dict[str, Any], measured: list[dict[str, Any]]) -> Iterator[tupl
             continue
         off = 100 * ((tokens or 0) / told["kv_tokens"] - 1)
         pairs = [
-            f"{told[theirs] if theirs in told else '-'} / {memory[ours] or 0:.2f}"
+            f"{told.get(theirs, '-')} / {memory[ours] or 0:.2f}"
             for theirs, ours in (("weights_gib", "weights_gib"), ("peak_activation_gib", "activation_gib"))
         ]
         yield [*cells, f"{told['kv_tokens']:,}", f"{tokens or 0:,}", f"{off:+.2f} %", *pairs], abs(off) <= WITHIN

@@ -196,7 +196,8 @@ def test_a_new_key_needs_a_restart_and_says_so(hosts):
     assert run.status != 0
     assert "refuses the key" in run.said
     assert keys["chat"] not in run.said
-    assert play(vllm_services=wanted, vllm_service_api_keys=keys, vllm_service_allow_outage=True).status == 0
+    run = play(vllm_services=wanted, vllm_service_api_keys=keys, vllm_service_allow_outage=True)
+    assert run.status == 0, run.said
 
 
 def test_a_lost_rank_is_started_together_with_the_other(hosts):
