@@ -107,8 +107,10 @@ def test_a_start_remembers_the_generation_before(tmp_path, monkeypatch):
     unit = SimpleNamespace(sub="dead", active="inactive", name="u", invocation="")
     monkeypatch.setattr(instance, "call", lambda *_: None)
     monkeypatch.setattr(instance.units, "show", lambda _: SimpleNamespace(invocation="i"))
+    monkeypatch.setattr(instance, "AGENT", str(tmp_path / "agent"))
     link = tmp_path / "current"
     for name in (IDS[0], IDS[1], IDS[1]):
-        instance.start(SimpleNamespace(params={"generation": name, "instance": "chat.0"}), unit, str(link))
+        parameters = {"generation": name, "instance": "chat.0", "timeout": 60}
+        instance.start(SimpleNamespace(params=parameters), unit, str(link))
     assert os.readlink(link) == f"generations/{IDS[1]}"
     assert os.readlink(tmp_path / "previous") == f"generations/{IDS[0]}"
