@@ -437,6 +437,7 @@ class Agent:
         }
         self.prober = Prober(config) if config["answers"] else None
         self.api = ApiAsker(config["head_url"]) if rank else None
+        self.began: Optional[float] = None  # the turn before this one; None when it did something, which takes its time
         self.server = Server((config["listen"][0], config["listen"][1]), config["allow"])
 
     def remembered(self) -> rules.Memory:
@@ -462,6 +463,7 @@ class Agent:
 
     def turn(self) -> None:
         world = self.world()
+        self.began = world.now
         if self.prober:
             self.prober.unit = world.unit
         action = self.judge.step(world)
@@ -469,6 +471,7 @@ class Agent:
         self.speak()
         if action.kind != "none":
             self.do(action)
+            self.began = None
             unit = self.unit()
             self.judge.acted(unit)
             self.keep()
@@ -477,6 +480,7 @@ class Agent:
 
     def world(self) -> rules.World:
         now = time.monotonic()
+        late = max(0.0, now - self.began - TICK) if self.began is not None else 0.0
         return rules.World(
             now=now,
             unit=self.unit(),
@@ -485,6 +489,7 @@ class Agent:
             room=room_at(self.config["cache"]),
             paused=paused(os.path.join(self.config["runtime"], "paused"), now),
             api_seen=self.api.seen if self.api else None,
+            late=late,
         )
 
     def do(self, action: rules.Action) -> None:

@@ -26,6 +26,9 @@ ALIVE = (UP, COMING)
 
 FRESH = 6.0  # seconds that a peer's answer is taken for its present state
 BEGIN = 30.0  # seconds that a start or the end of a killed unit may take before it is tried again
+# An agent that itself wakes so many seconds late is on a host that starves its processes: no answer proves nothing then.
+# Not for ever, since an engine that hangs and burns every core starves them, too.
+LATE, STARVED_MOST = 2.0, 180.0
 ROOM_GROWN = 256 << 20  # bytes by which room on the cache must have grown to be another chance
 
 
@@ -90,7 +93,10 @@ class Probe:
 
 @dataclass(frozen=True)
 class World:
-    """All that is known at one moment. api_seen: when the head's API last answered, for workers."""
+    """All that is known at one moment. api_seen: when the head's API last answered, for workers.
+
+    late: seconds by which the agent's own turn came later than it should.
+    """
 
     now: float
     unit: Unit
@@ -99,6 +105,7 @@ class World:
     room: Optional[int] = None
     paused: bool = False
     api_seen: Optional[float] = None
+    late: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,8 @@ class Judge:
         self.waiting = ""
         self.streak = 0
         self._counters: Optional[float] = None
-        self._last_probe = self._silent = float("-inf")
+        self._last_probe = self._silent = self._starved = float("-inf")
+        self._starved_since: Optional[float] = None
         self._right_began: Optional[float] = None
         self._since: Dict[str, float] = {}  # how long something that is only borne for a while has been so
 
@@ -181,6 +189,7 @@ class Judge:
 
     def step(self, w: World) -> Action:
         self._see_unit(w)
+        self._see_load(w)
         self._see_peers(w)
         self._see_answers(w)
         phase = w.unit.phase
@@ -229,6 +238,15 @@ class Judge:
             if hold:
                 self.lines.append("started by somebody else: it is no longer held")
 
+    def _see_load(self, w: World) -> None:
+        """Whether this host starves its processes; it has got over that when the agent was in time for a minute."""
+        if w.late >= LATE:
+            self._starved_since = w.now if self._starved_since is None else self._starved_since
+            if w.now - self._starved_since < STARVED_MOST:
+                self._starved = w.now
+        elif self._starved_since is not None and w.now - max(self._starved, self._starved_since) > 60.0:
+            self._starved_since = None
+
     def _see_peers(self, w: World) -> None:
         m, me, alive = self.m, str(self.s.rank), w.unit.phase in ALIVE
         for rank, peer in w.peers.items():
@@ -268,7 +286,7 @@ class Judge:
             self.streak, self._right_began = 0, probe.began
             if self.s.rank == 0:
                 self._answered(w)
-        elif probe.answered or probe.began <= self._silent:
+        elif probe.answered or probe.began <= max(self._silent, self._starved):
             self.streak = 0
         elif self.streak and probe.counters is not None and probe.counters > (self._counters or -1.0):
             self.streak = 1  # it works for others: load is no death

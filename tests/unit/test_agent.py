@@ -277,6 +277,7 @@ def test_it_kills_without_a_drain_and_starts_again(config, monkeypatch, capsys):
     for began in (1001.0, 1012.0):
         clock[0] = began + 10
         made.prober.last = rules.Probe("a", began, began + 10, False, False, 5.0)
+        made.began = clock[0] - agent.TICK  # in time, as the turns in between were
         made.turn()
     unit_name = "vllm@chat.0.service"
     assert calls == [

@@ -406,3 +406,27 @@ def test_whatever_happens_the_ranks_meet_again(ranks, seed, faults):
     world.run(300)
     assert starts(world) == before, world.story()
     assert world.serves, world.story()
+
+
+@pytest.mark.parametrize(("late", "killed"), [(0.0, True), (1.0, True), (5.0, False)])
+def test_no_answer_proves_nothing_on_a_host_that_starves_its_processes(late, killed):
+    """Seen at a load of 50 on two cores: an idle server gave no answer in time, and its counters could not move."""
+    unit = rules.Unit(rules.UP, "a", ready=True)
+    judge = rules.Judge(rules.Settings(rank=0, ranks=1))
+    kinds = set()
+    for now in range(100, 160):
+        began = now - now % 10 - 10.0
+        probe = rules.Probe("a", began, began + 10.0, right=False, answered=False, counters=7.0)
+        kinds.add(judge.step(rules.World(float(now), unit, probe=probe, late=late if now % 5 == 0 else 0.0)).kind)
+    assert ("kill" in kinds) == killed
+
+
+def test_starving_excuses_a_dead_engine_for_a_while_only():
+    unit = rules.Unit(rules.UP, "a", ready=True)
+    judge = rules.Judge(rules.Settings(rank=0, ranks=1))
+    for now in range(100, 400):
+        began = now - now % 10 - 10.0
+        probe = rules.Probe("a", began, began + 10.0, right=False, answered=False, counters=7.0)
+        if judge.step(rules.World(float(now), unit, probe=probe, late=3.0)).kind == "kill":
+            break
+    assert rules.STARVED_MOST <= now - 100 <= rules.STARVED_MOST + 40
