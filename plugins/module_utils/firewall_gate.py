@@ -18,7 +18,10 @@ import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 LIST = ("/usr/sbin/nft", "--json", "list", "chain", "inet", "gpu_fleet", "input")
-FIX = "It starts once they are: systemctl start gpu-fleet-firewall (or run the playbook again)."
+FIX = (
+    "Load it: systemctl start gpu-fleet-firewall (or run the playbook again). The rank starts then by itself; "
+    "one whose agent has reached its limit of starts, by systemctl start"
+)
 
 
 def unguarded(chain: Dict[str, Any], ports: Sequence[Tuple[int, int]]) -> List[str]:

@@ -53,7 +53,7 @@ def test_what_is_guarded(rules, left):
 @pytest.mark.parametrize(
     ("answer", "status", "said"),
     [
-        (subprocess.CompletedProcess([], 0, '{"nftables": []}', ""), 1, "does not guard 8001, 40000-60999. It starts"),
+        (subprocess.CompletedProcess([], 0, '{"nftables": []}', ""), 1, "does not guard 8001, 40000-60999. Load it"),
         (
             subprocess.CompletedProcess([], 1, "", "Error: No such file or directory\nlist"),
             1,
