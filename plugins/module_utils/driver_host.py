@@ -302,10 +302,13 @@ def deb822(path: str, text: str) -> List[Dict[str, Any]]:
 
 
 def units(run: Run) -> List[str]:
-    """Services that are active or on their way."""
+    """Services that are active, on their way, or still going: what drains uses the GPUs to its end."""
     told = _try(
         run,
-        ["systemctl", "list-units", "--type=service", "--state=active,activating,reloading", "--plain", "--no-legend"],
+        [
+            *("systemctl", "list-units", "--type=service", "--state=active,activating,reloading,deactivating"),
+            *("--plain", "--no-legend", "--full"),
+        ],
     )
     return [line.split()[0] for line in (told[0] if told else "").splitlines() if line.split()]
 

@@ -32,6 +32,9 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import 
 
 __all__ = ["HOST", "SOURCES", "WANT", "Choice", "DriverPlan", "choose"]
 
+# Units whose processes serve from the GPUs: on hosts that are not the head, a replica on Ray runs in ray@ alone.
+SERVING = ("vllm@", "ray@")
+
 
 def choose(
     facts: Mapping[str, Any],
@@ -173,9 +176,10 @@ def _exact(
         return dict.fromkeys(everything)
     found: Dict[str, Optional[str]] = {}
     lacking: Dict[str, str] = {}
+    kept = _kept(case, everything, version)
     for name in everything:
         offered = [item["version"] for item in case.candidates(name)]
-        exact = _fitting(name, offered, version, case)
+        exact = kept.get(name) or _fitting(name, offered, version, case)
         if exact:
             found[name] = exact
         else:
@@ -183,7 +187,7 @@ def _exact(
     for fabric, group in ((False, wanted), (True, list(extra))):
         _not_offered(case, {name: lacking[name] for name in group if name in lacking}, version, branch, fabric)
     for name in case.persistence(branch) if case.want["persistence"] else []:
-        exact = _fitting(name, [item["version"] for item in case.candidates(name)], version, case)
+        exact = kept.get(name) or _fitting(name, [item["version"] for item in case.candidates(name)], version, case)
         if exact:
             found[name] = exact
     pinning = [
@@ -192,9 +196,24 @@ def _exact(
     ]
     for name in pinning if case.origin == "nvidia" else []:
         if case.candidates(name):
-            found[name] = case.candidates(name)[0]["version"]
+            found[name] = kept.get(name) or case.candidates(name)[0]["version"]
             break
     return found
+
+
+def _kept(case: Case, everything: Sequence[str], version: str) -> Dict[str, str]:
+    """What is installed, name to version, where all of it already is of the driver wanted; nothing otherwise.
+
+    Another build of the same driver, or a newer release of what is numbered by itself (nvlsm, infiniband-diags, nvidia-persistenced),
+    is no reason to take a host out of service; who wants a build names its whole version.
+    """
+    there = {name: str(item["version"]) for name, item in case.host["packages"].items()}
+    for name in everything:
+        fits = version in (there.get(name), names.upstream(there.get(name)))
+        of_kernel = name.startswith("linux-modules-nvidia-")  # its version is the kernel's
+        if name not in there or not (fits or of_kernel or not names.of_driver(name, case.known)):
+            return {}
+    return there
 
 
 def _moved(
@@ -290,7 +309,9 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
             f"kernel {running} runs and is not installed any more, so that no module is built for it"
         )
     plan.builds = _builds(case, plan)
-    plan.initramfs = bool(case.facts.get("nouveau") or case.host["nouveau_in_initramfs"])
+    # Once each initramfs has our file, nouveau stays loaded until the reboot, and nothing more is to be rebuilt.
+    ours = bool(kernels) and all((entry.get("initrd") or {}).get("ours") for entry in kernels.values())
+    plan.initramfs = bool((case.facts.get("nouveau") and not ours) or case.host["nouveau_in_initramfs"])
     plan.reboot = bool(plan.reboot_because)
 
 
@@ -324,7 +345,7 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
             f"GPU {', '.join(mig)} has MIG on; its instances are gone after the driver is loaded anew or the host reboots",
             "Describe them in gpu_driver_mig_layout, so that they are made anew, or switch MIG off",
         )
-    serving = [unit for unit in plan.stop if unit.startswith("vllm@")]
+    serving = [unit for unit in plan.stop if unit.startswith(SERVING)]
     if serving and not case.want["in_service"]:
         case.refuse(
             "driver-serving",

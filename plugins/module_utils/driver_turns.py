@@ -10,6 +10,11 @@ from __future__ import annotations
 from typing import Any, Collection, Dict, List, Mapping, Sequence
 
 
+def _machines(entry: Mapping[str, Any]) -> Sequence[str]:
+    """All hosts whose GPUs a replica uses: with Ray its server is on the head alone."""
+    return entry.get("ray_hosts") or entry["hosts"]
+
+
 def turns(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[Dict[str, List[str]]]:
     """Turns in the order of hosts, each with its hosts and the replicas that are out of service during it.
 
@@ -24,8 +29,8 @@ def turns(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[Dict[str, List[
             continue
         mine, replicas = {host}, set()
         while True:
-            more = {name for name, entry in plan["replicas"].items() if mine & set(entry["hosts"])}
-            wider = mine.union(*(plan["replicas"][name]["hosts"] for name in more))
+            more = {name for name, entry in plan["replicas"].items() if mine & set(_machines(entry))}
+            wider = mine.union(*(_machines(plan["replicas"][name]) for name in more))
             if more == replicas and wider == mine:
                 break
             replicas, mine = more, wider

@@ -130,6 +130,47 @@ def test_a_fresh_host_gets_open_modules_of_the_exact_version():
     assert plan.as_dict()["arguments"] == plan.arguments
 
 
+def test_a_host_that_serves_for_ray_alone_serves():
+    facts, packages = running()
+    consent = {"in_service": False, "reboot": True, "stop_services": True}
+    units = ["nvidia-persistenced.service", "ray@chat.0.service"]
+    assert "ray@chat.0.service serves" in only(choose(facts, consent, packages=packages, units=units), "driver-serving")
+    plan = choose(facts, {**consent, "in_service": True}, packages=packages, units=units).plan
+    assert plan.stop == ["ray@chat.0.service", "nvidia-persistenced.service"]
+
+
+def test_an_initramfs_that_has_our_file_is_not_rebuilt_again_until_the_reboot():
+    for ours in (False, True):
+        kernels = {KERNEL: {"headers": True, "initrd": {"nouveau": True, "ours": ours}}}
+        plan = choose(bare(nouveau=True), {"reboot": False}, kernels=kernels, nouveau_in_initramfs=not ours).plan
+        assert (plan.initramfs, plan.reboot) == (not ours, True)
+
+
+def test_another_build_or_what_is_numbered_by_itself_takes_no_host_out_of_service():
+    facts, packages = running(V)
+    packages["nvidia-fabricmanager"] = packages["libnvsdm"] = packages["nvidia-driver-cuda"]
+    packages["nvlsm"] = {"version": "2025.06.1-1", "origin": "NVIDIA", "hold": True}
+    packages["infiniband-diags"] = {"version": "44.0-2", "origin": "Debian", "hold": True}
+    packages["nvidia-persistenced"] = {"version": "580.95.05-1", "origin": "NVIDIA", "hold": True}
+    available = offered(f"{V}-1+build2", V)
+    available["nvlsm"] = [{"version": "2025.10.14-1", "origin": "NVIDIA"}]
+    available["infiniband-diags"] = [{"version": "44.0-2+deb12u1", "origin": "Debian"}]
+    available["nvidia-persistenced"] = [{"version": "580.142-1", "origin": "NVIDIA"}]
+    there = {
+        "available": available,
+        "nvlink5": True,
+        "modules": dict.fromkeys(KNOWN["fabric_modules"], True),
+        "units": ["vllm@chat.0.service"],
+    }
+    plan = choose(facts, {"in_service": False}, packages=packages, **there).plan
+    assert (plan.changes, plan.stop) == (False, [])
+    assert plan.packages == {name: item["version"] for name, item in packages.items()}
+    # A driver that changes takes the newest of them along.
+    facts, older = running()
+    moved = choose(facts, {"reboot": True}, packages={**packages, **older}, **{**there, "units": []}).plan
+    assert moved.packages["nvlsm"] == "2025.10.14-1"
+
+
 def test_the_same_plan_a_second_time_changes_nothing_and_asks_for_nothing():
     facts, packages = running(V)
     choice = choose(facts, packages=packages, units=["vllm@chat.0.service", "nvidia-persistenced.service"])
