@@ -103,6 +103,7 @@ def plan_driver(look, settings):
     ):
         errors = []
     case = Case(gpu, want, host, known, versions=versions, where=name)
+    waits = bool(plan and plan.reboot and want.get("reboot") is False)
     return {
         "plan": plan.as_dict() if plan and choice.plan and not errors else None,
         "shown": plan.as_dict() if plan else None,
@@ -113,13 +114,13 @@ def plan_driver(look, settings):
         "paths": PATHS,
         "files": [{"path": PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()],
         "mark": _mark(plan, changes, host) if plan else None,
-        "works": bool(plan and _works(plan, changes)),
+        "works": bool(plan and _works(plan, changes, waits)),
         "disturbs": bool(plan and (plan.changes or plan.stop or (plan.reboot and want.get("reboot")))),
         "satisfied": bool(plan and _satisfied(plan, host, known)),
         "stops": [str(finding) for finding in errors],
         "notes": [str(finding) for finding in found if finding.severity != "error"],
         "findings": [finding.as_dict() for finding in found],
-        "lines": driver_show.lines(plan, changes, host) if plan else [],
+        "lines": driver_show.lines(plan, changes, host, waits=waits) if plan else [],
     }
 
 
@@ -169,8 +170,8 @@ def _mark(plan, changes, host):
     }
 
 
-def _works(plan, changes):
-    """Whether packages, modules or services of the host change, files of the role's apart."""
+def _works(plan, changes, waits):
+    """Whether packages, modules or services of the host change, files of the role's apart; nothing starts while a reboot is waited for."""
     of_apt = any(changes.values()) if changes else False
     return bool(
         of_apt
@@ -179,7 +180,7 @@ def _works(plan, changes):
         or plan.builds
         or plan.initramfs
         or plan.stop
-        or plan.starts
+        or (plan.starts and not waits)
         or plan.gone
     )
 

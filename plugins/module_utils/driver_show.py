@@ -24,8 +24,13 @@ def changes(simulation: driver_apt.Simulation, plan: DriverPlan) -> Dict[str, An
     }
 
 
-def lines(plan: DriverPlan, told: Optional[Mapping[str, Any]], host: Mapping[str, Any]) -> List[str]:
-    """One fact a line; changes that apt would make only where it was asked."""
+def lines(
+    plan: DriverPlan, told: Optional[Mapping[str, Any]], host: Mapping[str, Any], *, waits: bool = False
+) -> List[str]:
+    """One fact a line; changes that apt would make only where it was asked.
+
+    waits  whether a reboot is due and left to the operator, before which nothing that was stopped starts
+    """
     if plan.source == "preinstalled":
         return [f"driver {plan.version} (branch {plan.branch}, {plan.modules} modules) is there and stays as it is"]
     found = [
@@ -40,7 +45,10 @@ def lines(plan: DriverPlan, told: Optional[Mapping[str, Any]], host: Mapping[str
     if plan.initramfs:
         found.append("rebuild the initramfs of every kernel: nouveau is in it or loaded")
     found += [f"take away {path}" for path in plan.gone]
-    found += [f"stop {unit}, start it again afterwards" for unit in plan.stop]
+    again = "by the next run after the reboot" if waits else "afterwards"
+    found += [f"stop {unit}, start it again {again}" for unit in plan.stop]
+    if waits:
+        return found + [f"no reboot, though one is due and left to you: {why}" for why in plan.reboot_because]
     found += [f"start {unit}, which an earlier run stopped" for unit in plan.starts]
     found += [f"reboot: {why}" for why in plan.reboot_because]
     return found if len(found) > 1 else [*found, "nothing changes"]

@@ -116,6 +116,15 @@ def test_hosts_that_act_as_one_take_one_turn_together_and_others_alone():
     ]
 
 
+def test_hosts_of_a_replica_on_ray_take_one_turn_though_its_server_is_on_the_head_alone():
+    replicas = {"ray.0": {"hosts": ["a"], "ray_hosts": ["a", "b"]}, "chat.0": {"hosts": ["c"], "ray_hosts": []}}
+    assert driver_turns.turns({"replicas": replicas}, ["b", "a", "c"]) == [
+        {"hosts": ["b", "a"], "replicas": ["ray.0"]},
+        {"hosts": ["c"], "replicas": ["chat.0"]},
+    ]
+    assert driver.driver_turns({"replicas": replicas}, ["b"])[0]["absent"] == ["a"]
+
+
 def test_a_run_that_leaves_out_a_host_of_a_replica_knows_it():
     turn = driver_turns.turns({"replicas": REPLICAS}, ["c"])[0]
     assert turn["hosts"] == ["c", "d", "e"]
@@ -321,6 +330,28 @@ def test_a_plan_that_only_lacks_a_yes_is_shown_before_it_is_refused():
     for line in ("install libcuda1 535.261.03-1", "stop nvidia-dcgm.service, start it again afterwards"):
         assert line in found["lines"]
     assert any(line.startswith("reboot: ") for line in found["lines"])
+
+
+def test_a_reboot_that_is_left_to_the_operator_is_not_announced_as_one():
+    facts = loaded("535.216.01")
+    want = {"reboot": False, "stop_services": True}
+    found = planned(SIMULATED + CLOSING, facts=facts, units=["nvidia-dcgm.service"], want=want)
+    assert "stop nvidia-dcgm.service, start it again by the next run after the reboot" in found["lines"]
+    assert [line for line in found["lines"] if line.startswith("reboot: ")] == []
+    assert any(line.startswith("no reboot, though one is due and left to you: ") for line in found["lines"])
+
+
+def test_nothing_works_while_that_reboot_is_waited_for():
+    facts = loaded("535.261.03")
+    facts["driver"]["loaded"] = "535.216.01"
+    mark = {"packages": {}, "stopped": ["nvidia-dcgm.service"]}
+    there = {"packages": DONE, "dkms": DKMS, "mark": mark}
+    found = planned(NOTHING, facts=facts, want={"reboot": False}, **there)
+    assert (found["stops"], found["works"], found["plan"]["starts"]) == ([], False, ["nvidia-dcgm.service"])
+    assert "start nvidia-dcgm.service, which an earlier run stopped" not in found["lines"]
+    found = planned(NOTHING, facts=loaded("535.261.03"), want={"reboot": False}, **there)
+    assert found["works"]
+    assert "start nvidia-dcgm.service, which an earlier run stopped" in found["lines"]
 
 
 def test_what_an_ended_run_left_is_finished_where_it_is_all_ours():
