@@ -109,6 +109,16 @@ def _change(module, told, expected):
             "Somebody changed sources, pins or packages meanwhile; run it again and read the new plan"
         )
     for step in steps:
+        if (
+            len(steps) > 1
+        ):  # what apt does with a part alone is compared, too: to mend what is half done it may take another way
+            would, errors = driver_change.simulated(run, step)
+            strange = driver_change.beyond(would, expected)
+            if errors or strange:
+                module.fail_json(
+                    msg=f"{socket.gethostname()}: apt would not do what was planned with {' '.join(step)} alone: "
+                    f"{'; '.join(errors + strange)}. Finish what is half done first (`dpkg --audit`), then run it again"
+                )
         status, out = driver_change.install(step, lock)
         if status:
             _fail(
