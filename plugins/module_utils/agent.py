@@ -40,12 +40,15 @@ SYSTEMCTL_SECONDS = 60.0
 # Of the HTTP server: threads at once, seconds a client gets in all, bytes of a request's head.
 CLIENTS, CLIENT_SECONDS, HEAD_BYTES = 16, 5.0, 4096
 STALE = 90.0  # seconds after which an agent that sees nothing any more says nothing any more
-# Counters of vLLM that grow while it works for anybody (vllm/v1/metrics/loggers.py; prometheus_client appends _total).
+# What moves while vLLM works for anybody (vllm/v1/metrics/loggers.py; prometheus_client appends _total). Its counters grow with
+# tokens that come out; while a long prompt is computed piece by piece none does, and only the use of the KV cache moves
+# (update_from_output in vllm/v1/core/sched/scheduler.py gives statistics of each step, with an output or without).
 PROGRESS = (
     "vllm:generation_tokens_total",
     "vllm:prompt_tokens_total",
     "vllm:request_success_total",
     "vllm:iteration_tokens_total_sum",
+    "vllm:kv_cache_usage_perc",
 )
 PROPERTIES = ("ActiveState", "SubState", "MainPID", "InvocationID", "UnitFileState", "Result", "NRestarts")
 
@@ -117,7 +120,7 @@ def get(where: Tuple[str, int], path: str, deadline: float, most: int, key: Opti
 
 
 def counters(text: str) -> Optional[float]:
-    """The sum of vLLM's counters of progress; None where there is none of them."""
+    """The sum of what moves in vLLM with its progress; None where there is none of it."""
     found = [
         float(line.rsplit(" ", 1)[1])
         for line in text.splitlines()

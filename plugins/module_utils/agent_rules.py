@@ -80,7 +80,8 @@ class Peer:
 
 @dataclass(frozen=True)
 class Probe:
-    """One completion asked for. answered: the server said something, right or not; counters: sum of vLLM's own after it."""
+    """One completion asked for. answered: the server said something, right or not; counters: sum of what
+    moves in vLLM's own metrics while it works, after it."""
 
     invocation: str
     began: float
@@ -180,7 +181,7 @@ class Judge:
         self.waiting = ""
         self.streak = 0
         self._counters: Optional[float] = None
-        self._last_probe = self._silent = self._starved = float("-inf")
+        self._last_probe = self._silent = self._starved = self._woke = float("-inf")
         self._starved_since: Optional[float] = None
         self._right_began: Optional[float] = None
         self._since: Dict[str, float] = {}  # how long something that is only borne for a while has been so
@@ -240,6 +241,8 @@ class Judge:
 
     def _see_load(self, w: World) -> None:
         """Whether this host starves its processes; it has got over that when the agent was in time for a minute."""
+        if w.late >= self.s.lost_after / 2:  # it stood still itself, and heard nobody meanwhile
+            self._woke = w.now
         if w.late >= LATE:
             self._starved_since = w.now if self._starved_since is None else self._starved_since
             if w.now - self._starved_since < STARVED_MOST:
@@ -251,7 +254,7 @@ class Judge:
         m, me, alive = self.m, str(self.s.rank), w.unit.phase in ALIVE
         for rank, peer in w.peers.items():
             name, said = str(rank), peer.state
-            if peer.seen is not None and w.now - peer.seen >= self.s.lost_after and rank not in m.lost:
+            if peer.seen is not None and w.now - max(peer.seen, self._woke) >= self.s.lost_after and rank not in m.lost:
                 m.lost.append(rank)
             if not self._fresh(w, rank):
                 if peer.seen is not None:  # that no completion comes is its silence's doing, as long as it lasts
@@ -288,7 +291,7 @@ class Judge:
                 self._answered(w)
         elif probe.answered or probe.began <= max(self._silent, self._starved):
             self.streak = 0
-        elif self.streak and probe.counters is not None and probe.counters > (self._counters or -1.0):
+        elif self.streak and probe.counters is not None and probe.counters != self._counters:
             self.streak = 1  # it works for others: load is no death
         else:
             self.streak += 1
@@ -319,7 +322,7 @@ class Judge:
         if seen is None:
             return ""
         proof = w.api_seen if self.s.rank else self._right_began if self.s.spans else peer.refused
-        silent = w.now - max(seen, proof if proof is not None else seen)
+        silent = w.now - max(seen, proof if proof is not None else seen, self._woke)
         return f"rank {rank} has not answered for {w.now - seen:.0f} s" if silent >= self.s.lost_after else ""
 
     def _lasting(self, name: str, is_so: bool, now: float) -> bool:

@@ -64,6 +64,12 @@ def test_progress_is_the_sum_of_the_servers_counters():
     assert agent.counters("up 1\n") is None
 
 
+def test_a_long_prompt_that_is_computed_piece_by_piece_is_progress():
+    """No token comes out of it for as long as it takes; the use of the KV cache grows with each piece."""
+    text = 'vllm:generation_tokens_total{{engine="0"}} 1e9\nvllm:kv_cache_usage_perc{{engine="0"}} {}\n'
+    assert agent.counters(text.format(0.0712)) != agent.counters(text.format(0.0753))
+
+
 STATE = {"instance": "chat.0", "rank": 1, "invocation": "i", "phase": "up", "mates": {}, "left": "", "blocked": ""}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -430,3 +431,27 @@ def test_starving_excuses_a_dead_engine_for_a_while_only():
         if judge.step(rules.World(float(now), unit, probe=probe, late=3.0)).kind == "kill":
             break
     assert rules.STARVED_MOST <= now - 100 <= rules.STARVED_MOST + 40
+
+
+@pytest.mark.parametrize(("late", "killed"), [(0.0, True), (20.0, False)])
+def test_an_agent_that_stood_still_itself_calls_nobody_lost_at_once(late, killed):
+    said = {"invocation": "b", "phase": rules.UP, "mates": {"0": "a"}, "left": "", "blocked": "", "answered": ""}
+    unit, judge = rules.Unit(rules.UP, "a", ready=True), rules.Judge(rules.Settings(rank=0, ranks=2))
+    seen = rules.World(100.0, unit, {1: rules.Peer(100.0, said)})
+    assert judge.step(seen).kind == "none"
+    woken = [
+        judge.step(dataclasses.replace(seen, now=121.0 + now, late=0.0 if now else late)).kind for now in range(15)
+    ]
+    assert ("kill" in woken, 1 in judge.m.lost) == (killed, killed)
+    assert judge.step(dataclasses.replace(seen, now=137.0)).kind == ("none" if killed else "kill")
+
+
+@pytest.mark.parametrize(("moves", "killed"), [(0.004, False), (-0.004, False), (0.0, True)])
+def test_whatever_moves_in_the_metrics_is_progress(moves, killed):
+    unit, judge = rules.Unit(rules.UP, "a", ready=True), rules.Judge(rules.Settings(rank=0, ranks=1))
+    kinds = set()
+    for now in range(100, 160):
+        began = now - now % 10 - 10.0
+        probe = rules.Probe("a", began, began + 10.0, right=False, answered=False, counters=7.5 + moves * (now // 10))
+        kinds.add(judge.step(rules.World(float(now), unit, probe=probe)).kind)
+    assert ("kill" in kinds) == killed
