@@ -40,8 +40,17 @@ def judge(
     if source not in SOURCES:
         return []  # told where values are judged
     found = _source(want)
+    if str(want.get("in_service") or "no").lower() not in ("no", "false", "off", "n", "f", "0"):
+        found.append(
+            (
+                "driver-serving",
+                f"gpu_driver_in_service is {want['in_service']!r}: site.yml, too, would change the driver under a service",
+                "Take it away: playbooks/driver.yml sets it where it takes the host's replicas out of service",
+            )
+        )
     version = want.get("version")
-    if version is not None and not VERSION.fullmatch(str(version)):
+    # A number without quotes has lost its last zeros: 550.90 is 550.9.
+    if version is not None and (isinstance(version, float) or not VERSION.fullmatch(str(version))):
         found.append(
             (
                 "driver-version",

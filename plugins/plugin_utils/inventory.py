@@ -16,7 +16,19 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from jinja2.exceptions import UndefinedError
 
-from ..module_utils import driver_want, flags, hardware, host_ports, limits, locks, models, nccl, plan, services
+from ..module_utils import (
+    driver_want,
+    flags,
+    hardware,
+    host_ports,
+    limits,
+    locks,
+    models,
+    nccl,
+    nftables,
+    plan,
+    services,
+)
 from ..module_utils.findings import Finding, did_you_mean
 from . import data, hub, launches
 
@@ -84,6 +96,7 @@ def read(
     found.extend(_grouped((fault, name) for name in hosts for fault in _user_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _topology_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name, host in hosts.items() for fault in _driver_faults(inventory, host)))
+    found.extend(_grouped((fault, name) for name in hosts for fault in _opening_faults(inventory, name)))
     if not hosts:
         found.append(
             Finding(
@@ -333,6 +346,22 @@ def _limit_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]
             limits.locked_bytes(limits.INFINITE if value is None else value)
         except ValueError:
             faults.append(("limit", f"{variable} is {value!r}, which is no size of memory", limits.SPELLINGS))
+    return faults
+
+
+def _opening_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """Ports and addresses of the user's own openings that role firewall would refuse; keys and types are judged elsewhere."""
+    own = inventory.get(name, "firewall_openings", [])
+    fix = "Ports are written as 8000 or 40000-60999, sources as addresses, CIDRs or the word any"
+    faults = []
+    for item in own if isinstance(own, list) else []:
+        lists = isinstance(item, dict) and all(isinstance(item.get(key), list) for key in ("ports", "from"))
+        if not lists or "name" not in item:
+            continue
+        try:
+            nftables.parse_openings([{key: item[key] for key in ("name", "ports", "from", "interface") if key in item}])
+        except nftables.OpeningError as error:
+            faults.append(("opening", f"firewall_openings, {error}", fix))
     return faults
 
 

@@ -71,7 +71,7 @@ def test_validate_finds_all_of_them_at_once(tmp_path):
     variables = {
         "vllm_services": services,
         "vllm_service_api_keys": {"one": "k" * 40, "two": "k" * 40},
-        "firewall_openings": [mine, {**mine, "name": "nobody's", "from": []}],
+        "firewall_openings": [mine, {**mine, "name": "of nobody", "from": []}],
         "nccl_fixed_ports": ["50051"],
     }
     hosts = {name: {**host, "ansible_port": 2222} for name, host in HOSTS.items()}
@@ -81,7 +81,7 @@ def test_validate_finds_all_of_them_at_once(tmp_path):
     assert "service two: ports 2210 to 2225 of two.0 cover 2222 of gpu-01, where SSH listens" in said
     assert "host gpu-01: firewall_openings, mine: port 9393 would be open to others than the ranks of one.0" in said
     assert "host gpu-01: nccl_port_range 40000-60999 covers 50051, where a service of yours" in said
-    assert "nobody's" not in said
+    assert "of nobody" not in said
 
 
 def test_hosts_of_a_replica_have_addresses_of_one_kind(tmp_path):

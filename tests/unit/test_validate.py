@@ -363,6 +363,14 @@ TEXTS = [
         "firewall_openings, entry 1, unknown key nam. Did you mean name? Known keys: cluster, from,",
     ),
     ({"firewall_openings": [{"ports": ["1"], "from": []}]}, "firewall_openings, entry 1, the key name is missing."),
+    (
+        {"firewall_openings": [{"name": "x", "ports": ["800o", "9"], "from": ["192.0.2.1"]}]},
+        "firewall_openings, opening x: '800o' is no port or range of ports between 1 and 65535",
+    ),
+    (
+        {"firewall_openings": [{"name": "x", "ports": [9999], "from": ["10.0.0.300"]}]},
+        "firewall_openings, opening x: from: '10.0.0.300' is no IP address, no CIDR and not the word any",
+    ),
 ]
 
 
