@@ -359,6 +359,19 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
             f"{what} on this host, and the driver cannot change under it",
             "Set gpu_driver_stop_services: true and use playbooks/driver.yml, which takes one host at a time out of service",
         )
+    # Whose a process is cannot be told while services of ours run; what is left without them is somebody else's.
+    strange = [
+        f"GPU {gpu.get('index')} {item.get('name')} (pid {item.get('pid')})"
+        for gpu in ([] if serving else gpus)
+        for item in gpu.get("processes") or []
+    ]
+    if strange:
+        case.refuse(
+            "driver-in-use",
+            f"processes of no service that the role knows use the GPUs: {', '.join(strange)}; a reboot ends them, another driver fails them",
+            "End them first, or choose another time",
+            "warning",
+        )
     if plan.reboot and case.want["reboot"] is None:
         case.refuse(
             "reboot-consent",

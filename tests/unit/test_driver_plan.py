@@ -139,6 +139,16 @@ def test_a_host_that_serves_for_ray_alone_serves():
     assert plan.stop == ["ray@chat.0.service", "nvidia-persistenced.service"]
 
 
+def test_a_job_of_somebody_else_on_the_gpus_is_named_before_it_is_ended():
+    facts, packages = running()
+    facts["gpus"] = [{"index": 3, "processes": [{"pid": 4711, "name": "train.py", "memory_mib": 9}]}]
+    choice = choose(facts, {"reboot": True, "stop_services": True}, packages=packages)
+    assert (ids(choice), ids(choice, "warning")) == ([], ["driver-in-use"])
+    assert "GPU 3 train.py (pid 4711)" in str(choice.findings[0])
+    quiet = choose(facts, {"reboot": True, "stop_services": True}, packages=packages, units=["vllm@chat.0.service"])
+    assert quiet.findings == []
+
+
 def test_an_initramfs_that_has_our_file_is_not_rebuilt_again_until_the_reboot():
     for ours in (False, True):
         kernels = {KERNEL: {"headers": True, "initrd": {"nouveau": True, "ours": ours}}}
