@@ -364,6 +364,7 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
         f"GPU {gpu.get('index')} {item.get('name')} (pid {item.get('pid')})"
         for gpu in ([] if serving else gpus)
         for item in gpu.get("processes") or []
+        if item.get("unit") not in plan.stop
     ]
     if strange:
         case.refuse(

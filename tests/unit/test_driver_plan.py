@@ -141,10 +141,12 @@ def test_a_host_that_serves_for_ray_alone_serves():
 
 def test_a_job_of_somebody_else_on_the_gpus_is_named_before_it_is_ended():
     facts, packages = running()
-    facts["gpus"] = [{"index": 3, "processes": [{"pid": 4711, "name": "train.py", "memory_mib": 9}]}]
-    choice = choose(facts, {"reboot": True, "stop_services": True}, packages=packages)
+    dcgm = {"pid": 17, "name": "nv-hostengine", "memory_mib": 1, "unit": "nvidia-dcgm.service"}
+    facts["gpus"] = [{"index": 3, "processes": [{"pid": 4711, "name": "train.py", "memory_mib": 9}, dcgm]}]
+    units = ["nvidia-dcgm.service"]
+    choice = choose(facts, {"reboot": True, "stop_services": True}, packages=packages, units=units)
     assert (ids(choice), ids(choice, "warning")) == ([], ["driver-in-use"])
-    assert "GPU 3 train.py (pid 4711)" in str(choice.findings[0])
+    assert "use the GPUs: GPU 3 train.py (pid 4711); a reboot" in str(choice.findings[0])
     quiet = choose(facts, {"reboot": True, "stop_services": True}, packages=packages, units=["vllm@chat.0.service"])
     assert quiet.findings == []
 
