@@ -356,7 +356,7 @@ METRICS = {
     "gpu_fleet_rank_held": "Whether the agent keeps its rank stopped until it can start together with the others.",
     "gpu_fleet_rank_stopped": "Whether somebody else stopped the rank.",
     "gpu_fleet_restarts_total": "Starts by the agent or by systemd, counted since the host came up.",
-    "gpu_fleet_restarts_without_answer": "Starts since the last right completion, within the window of the limit.",
+    "gpu_fleet_restarts_without_answer": "Starts since the last right completion, or since a pause as long as the window.",
     "gpu_fleet_limit_reached": "Whether the limit of starts without a right completion is reached: nothing starts any more.",
     "gpu_fleet_probe_right": "Whether the last probe, a completion of one token, was right. Where the rank has an API.",
     "gpu_fleet_probe_seconds": "How long the last probe took. Where the rank has an API.",

@@ -38,7 +38,7 @@ class Settings:
 
     lost_after      seconds without any sign of a peer, after which it is lost
     backoff         seconds from a failure to the next start; doubles with each start in vain, up to backoff_most
-    limit, window   so many starts within so many seconds, none with a right completion, are the limit
+    limit, window   so many starts, none with a right completion, are the limit; a pause of window seconds ends the count
     spans           whether a completion proves that all ranks are there (not with data parallel ranks)
     room            bytes that must be free on the disk of the caches before a start
     """
@@ -374,7 +374,9 @@ class Judge:
     # -- holding and starting ----------------------------------------------------------------------------------------------
 
     def _recent(self, now: float) -> int:
-        self.m.restarts = [when for when in self.m.restarts if now - when <= self.s.window]
+        """Starts in vain, one after the other; forgotten when the last is older than the window, however long each took."""
+        if self.m.restarts and now - self.m.restarts[-1] > self.s.window:
+            self.m.restarts = []
         return len(self.m.restarts)
 
     def _count(self, now: float) -> None:

@@ -455,3 +455,11 @@ def test_whatever_moves_in_the_metrics_is_progress(moves, killed):
         probe = rules.Probe("a", began, began + 10.0, right=False, answered=False, counters=7.5 + moves * (now // 10))
         kinds.add(judge.step(rules.World(float(now), unit, probe=probe)).kind)
     assert ("kill" in kinds) == killed
+
+
+def test_starts_in_vain_count_however_long_each_took():
+    """A model that takes seven minutes to fail: twelve starts, and the window of half an hour held four of them."""
+    judge = rules.Judge(rules.Settings(rank=0, ranks=1, limit=5, window=1800.0))
+    judge.m.restarts = [420.0 * number for number in range(12)]
+    assert judge._recent(420.0 * 11 + 60) == 12
+    assert judge._recent(420.0 * 11 + 1801) == 0
