@@ -20,9 +20,9 @@ KERNEL = "6.1.0-50-cloud-amd64"
 POLICY_ALL = """Package files:
  100 /var/lib/dpkg/status
      release a=now
- 500 http://deb.debian.org/debian-security bookworm-security/non-free amd64 Packages
+ 500 http://deb.example.org/debian-security bookworm-security/non-free amd64 Packages
      release v=12,o=Debian,a=oldstable-security,n=bookworm-security,l=Debian-Security,c=non-free,b=amd64
-     origin deb.debian.org
+     origin deb.example.org
   -1 https://repo.example/cuda/debian12/x86_64  Packages
      release o=NVIDIA,l=NVIDIA CUDA,c=
      origin repo.example
@@ -34,7 +34,7 @@ POLICY_NAMES = """nvidia-smi:
   Candidate: 535.309.01-0+deb12u1
   Version table:
      535.309.01-0+deb12u1 500
-        500 http://deb.debian.org/debian-security bookworm-security/non-free amd64 Packages
+        500 http://deb.example.org/debian-security bookworm-security/non-free amd64 Packages
          -1 https://repo.example/cuda/debian12/x86_64  Packages
  *** 535.261.03-1 100
         100 /var/lib/dpkg/status

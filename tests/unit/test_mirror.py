@@ -23,8 +23,8 @@ from conftest import REPOSITORY
 DEBIAN = Target("debian-12", "x86_64")
 KNOWN = yaml.safe_load((REPOSITORY / "data" / "mirror.yml").read_text())
 DIGEST = "8d98f0c882f269aaee8437bcfe89346e" * 2
-URIS = f"""'http://deb.debian.org/debian/pool/main/g/glibc/libc6_2.36-9%2bdeb12u14_amd64.deb' libc6_2.36-9+deb12u14_amd64.deb 2759320 SHA256:{DIGEST}
-'http://deb.debian.org/debian/pool/main/n/numactl/libnuma1_2.0.16-1_amd64.deb' libnuma1_1%3a2.0.16-1_amd64.deb 22208 SHA256:{DIGEST}
+URIS = f"""'http://deb.example.org/debian/pool/main/g/glibc/libc6_2.36-9%2bdeb12u14_amd64.deb' libc6_2.36-9+deb12u14_amd64.deb 2759320 SHA256:{DIGEST}
+'http://deb.example.org/debian/pool/main/n/numactl/libnuma1_2.0.16-1_amd64.deb' libnuma1_1%3a2.0.16-1_amd64.deb 22208 SHA256:{DIGEST}
 """
 
 
@@ -38,7 +38,7 @@ def test_files_of_apt_have_the_names_of_an_archive():
         "libc6_2.36-9+deb12u14_amd64.deb",
         2759320,
         DIGEST,
-        "http://deb.debian.org/debian/pool/main/g/glibc/libc6_2.36-9%2bdeb12u14_amd64.deb",
+        "http://deb.example.org/debian/pool/main/g/glibc/libc6_2.36-9%2bdeb12u14_amd64.deb",
     )
 
 
