@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "molecule" / "shared"), str(ROOT / "scripts")]
+
+from gpufleet_lab import cgroups  # noqa: E402
+from gpufleet_lab.names import LabNames  # noqa: E402
 
 PEER = {"gpu-01": "gpu-02", "gpu-02": "gpu-01"}
 
@@ -46,6 +55,18 @@ def test_a_unit_ends_with_all_its_processes(host):
     said = host.check_output("journalctl --boot --no-pager --output=cat")
     assert "Failed to kill control group" not in said
     host.run_expect([0], "systemctl start family.service")
+
+
+def test_a_host_weighs_as_much_as_a_few_processes_of_this_machine(host_name):
+    group = LabNames.of("test-lab", ROOT).cgroup
+    found = {}
+    for root, kind in cgroups.hierarchies().items():
+        name, one, _ = cgroups.WEIGHTS[kind]
+        for part in (f"{group}/{host_name}", group):
+            if (root / part / name).exists():
+                found[part] = int((root / part / name).read_text()) / one
+    assert found[f"{group}/{host_name}"] == cgroups.HOST_WEIGHT
+    assert found[group] >= len(PEER) * cgroups.HOST_WEIGHT
 
 
 def test_the_root_is_the_hosts_own(host, host_name):

@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "molecule" / "shared"), str(ROOT / "scripts")]
 
-from gpufleet_lab import cgroups, cli, labs, machine, network  # noqa: E402
+from gpufleet_lab import cgroups, cli, hosts, labs, machine, network  # noqa: E402
 from gpufleet_lab.errors import LabError, UsageError  # noqa: E402
 from gpufleet_lab.names import LabNames, check_host_name  # noqa: E402
 from gpufleet_lab.state import Bind, Lab  # noqa: E402
@@ -146,6 +146,65 @@ def test_all_hierarchies_are_found_and_nothing_else(tmp_path):
         Path("/sys/fs/cgroup/memory"): "cgroup",
         Path("/sys/fs/cgroup/unified"): "cgroup2",
     }
+
+
+@pytest.fixture
+def trees(tmp_path, monkeypatch):
+    """Two hierarchies, as the kernel would show them: one of version 1, one of version 2."""
+    found = {tmp_path / "one": "cgroup", tmp_path / "two": "cgroup2"}
+
+    def made(root, kind, group):
+        folder = root
+        for part in Path(group).parts:
+            folder = folder / part
+            folder.mkdir(parents=True, exist_ok=True)
+            name, usual, _ = cgroups.WEIGHTS[kind]
+            if not (folder / name).exists():
+                (folder / name).write_text(str(usual))
+        return folder
+
+    monkeypatch.setattr(cgroups, "hierarchies", lambda: found)
+    monkeypatch.setattr(cgroups, "_make", made)
+    return lambda group: [
+        int((root / group / cgroups.WEIGHTS[kind][0]).read_text()) / cgroups.WEIGHTS[kind][1]
+        for root, kind in found.items()
+    ]
+
+
+def test_each_host_weighs_as_a_machine_and_a_lab_as_its_hosts(trees):
+    cgroups.enter("gpufleet/a/supervisors")
+    cgroups.enter("gpufleet/a/gpu-01", 4)
+    cgroups.enter("gpufleet/a/gpu-02", 4)
+    cgroups.enter("gpufleet/b/gpu-01", 8)
+    assert [trees(f"gpufleet/{group}") for group in ("a/gpu-01", "a", "b", ".")] == [[4, 4], [9, 9], [8, 8], [17, 17]]
+
+
+def test_what_is_gone_weighs_nothing(trees, tmp_path):
+    for host in ("gpu-01", "gpu-02"):
+        cgroups.enter(f"gpufleet/a/{host}", 4)
+    for root, name in (("one", "cpu.shares"), ("two", "cpu.weight")):
+        folder = tmp_path / root / "gpufleet/a/gpu-02"
+        (folder / name).unlink()
+        (folder / "cgroup.procs").unlink()  # a real group's files go with it
+    cgroups.remove("gpufleet/a/gpu-02")
+    assert trees("gpufleet/a") == trees("gpufleet") == [4, 4]
+
+
+def test_no_weight_is_more_than_the_kernel_takes(trees):
+    for number in range(70):
+        cgroups.enter(f"gpufleet/a/gpu-{number}", 4)
+    assert trees("gpufleet/a") == [256, 100]
+
+
+def test_a_weight_that_is_none_is_refused(monkeypatch):
+    monkeypatch.delenv("LAB_WEIGHT", raising=False)
+    assert hosts.weight() == 4
+    monkeypatch.setenv("LAB_WEIGHT", "8")
+    assert hosts.weight() == 8
+    for wrong in ("0", "-1", "much", "101"):
+        monkeypatch.setenv("LAB_WEIGHT", wrong)
+        with pytest.raises(UsageError, match="LAB_WEIGHT"):
+            hosts.weight()
 
 
 # -- the command line -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 Two hosts in one tree fail in a way that is hard to see: systemd in one of them cannot kill a unit
 (`Failed to kill control group ... Input/output error`).
+
+The tree also says what share of this machine's processors a host gets while they are short. A group weighs as much as one
+process unless told otherwise, whatever runs in it: all hosts of all labs would share what a single process gets.
 """
 
 from __future__ import annotations
@@ -13,6 +16,12 @@ import time
 from pathlib import Path
 
 from .errors import LabError
+
+# Where a group's weight is written by each version, what one process weighs there (nice 0, sched(7)), and the most that is
+# taken (Documentation/scheduler/sched-design-CFS.rst, Documentation/admin-guide/cgroup-v2.rst in the kernel's sources).
+WEIGHTS = {"cgroup": ("cpu.shares", 1024, 262144), "cgroup2": ("cpu.weight", 100, 10000)}
+# In processes: a host is a machine of its own, on which a few run at once.
+HOST_WEIGHT = 4
 
 
 def hierarchies(mounts: str = "/proc/self/mounts") -> dict[Path, str]:
@@ -46,10 +55,37 @@ def _make(root: Path, kind: str, group: str) -> Path:
     return folder
 
 
-def enter(group: str) -> None:
-    """Make the group in every hierarchy and put this process into it."""
+def enter(group: str, weight: int | None = None) -> None:
+    """Make the group in every hierarchy, give it a weight (as many processes), and put this process into it."""
     for root, kind in hierarchies().items():
-        (_make(root, kind, group) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        folder = _make(root, kind, group)
+        if weight is not None:
+            _weigh(folder, kind, weight * WEIGHTS[kind][1])
+        (folder / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    _weigh_above(group)
+
+
+def weighing() -> bool:
+    """Whether this machine shares its processors by control groups. After the first group was made."""
+    return any((root / "gpufleet" / WEIGHTS[kind][0]).exists() for root, kind in hierarchies().items())
+
+
+def _weigh(folder: Path, kind: str, weight: int) -> None:
+    name, least, most = WEIGHTS[kind]
+    with contextlib.suppress(OSError):  # the hierarchy has no such controller, or the group has just been removed
+        if (folder / name).exists():
+            (folder / name).write_text(str(min(max(weight, least), most)), encoding="ascii")
+
+
+def _weigh_above(group: str) -> None:
+    """A group with groups in it weighs as much as these: else two labs, or all labs, would share what one host gets."""
+    for root, kind in hierarchies().items():
+        for parent in Path(group).parents[:-1]:
+            total = 0
+            for child in (root / parent).glob(f"*/{WEIGHTS[kind][0]}"):
+                with contextlib.suppress(OSError):
+                    total += int(child.read_text(encoding="ascii"))
+            _weigh(root / parent, kind, total)
 
 
 def folders(group: str) -> list[Path]:
@@ -94,3 +130,4 @@ def remove(group: str, patience: float = 5.0) -> None:
             if time.monotonic() > end:
                 raise LabError(f"control group {left[-1]} cannot be removed")
             time.sleep(0.02)
+    _weigh_above(group)

@@ -19,6 +19,8 @@ from .state import Lab, write_atomically
 
 REBOOT = 133  # what nspawn ends with when its host wants to boot again (EXIT_FORCE_RESTART)
 BOOT_SECONDS = 60.0
+# How much a host weighs against a process of this machine, when its processors are short.
+WEIGHT_VARIABLE = "LAB_WEIGHT"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -154,8 +156,16 @@ def start(lab: Lab, host: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd="/",
-            env={"PATH": PATH, "LANG": "C.UTF-8"},
+            env={"PATH": PATH, "LANG": "C.UTF-8", WEIGHT_VARIABLE: str(weight())},
         )
+
+
+def weight() -> int:
+    """What a host that is started now weighs, as many processes."""
+    said = os.environ.get(WEIGHT_VARIABLE) or str(cgroups.HOST_WEIGHT)
+    if not said.isdecimal() or not 1 <= int(said) <= 100:
+        raise UsageError(f"{WEIGHT_VARIABLE}={said} is no number of processes from 1 to 100")
+    return int(said)
 
 
 def supervise(lab: Lab, host: str) -> int:
@@ -170,7 +180,7 @@ def supervise(lab: Lab, host: str) -> int:
             command,
             check=False,
             stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: cgroups.enter(group),
+            preexec_fn=lambda: cgroups.enter(group, weight()),
             # A host sees one control group tree, version 2, as current systems do, whatever this machine has.
             env={"PATH": PATH, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network"},
         )

@@ -86,6 +86,7 @@ def prepare_base(suite: str | None = None) -> Path:
 def up(request: Request) -> Lab:
     """Make the lab, or what is missing of it. Hosts that run are left alone."""
     check_machine()
+    hosts.weight()  # refused before anything is made
     for bind in request.binds:
         if not Path(bind.source).is_dir():
             raise UsageError(f"--bind {bind.source}:{bind.target}: there is no folder {bind.source}")
@@ -105,6 +106,8 @@ def up(request: Request) -> Lab:
         with ThreadPoolExecutor(max_workers=8) as pool:
             list(pool.map(lambda host: hosts.wait_ready(lab, host), lab.hosts))
         write_inventory(lab)
+        if fresh and not cgroups.weighing():
+            say("no control group shares this machine's processors: hosts are slow while something else runs here")
         what = f"started {', '.join(fresh)}" if fresh else "was up already"
         say(f"{lab.name}: {what} ({time.monotonic() - began:.1f} s)")
     return lab
