@@ -50,7 +50,18 @@ PROGRESS = (
     "vllm:iteration_tokens_total_sum",
     "vllm:kv_cache_usage_perc",
 )
-PROPERTIES = ("ActiveState", "SubState", "MainPID", "InvocationID", "UnitFileState", "Result", "NRestarts")
+PROPERTIES = (
+    "ActiveState",
+    "SubState",
+    "MainPID",
+    "InvocationID",
+    "UnitFileState",
+    "Result",
+    "NRestarts",
+    "ExecStartPre",
+)
+# How systemctl shows a command before the server that ended as the firewall's gate does when it refuses (firewall_gate.REFUSED).
+GATED = "; code=exited ; status=75 }"
 
 
 # -- the unit ------------------------------------------------------------------------------------------------------------
@@ -89,6 +100,7 @@ def unit_of(text: str) -> rules.Unit:
         enabled=said.get("UnitFileState") not in ("disabled", "masked"),
         auto=int(said.get("NRestarts") or 0) > 0,
         said="" if said.get("Result") == "success" else said.get("Result", ""),
+        gated=any(line.startswith("ExecStartPre=") and line.endswith(GATED) for line in text.splitlines()),
     )
 
 

@@ -29,6 +29,9 @@ BEGIN = 30.0  # seconds that a start or the end of a killed unit may take before
 # An agent that itself wakes so many seconds late is on a host that starves its processes: no answer proves nothing then.
 # Not for ever, since an engine that hangs and burns every core starves them, too.
 LATE, STARVED_MOST = 2.0, 180.0
+# Seconds between two starts that the firewall's gate refuses: whether it still does is known by trying alone.
+GATED = 15.0
+UNGUARDED = "the firewall does not guard its ports"
 ROOM_GROWN = 256 << 20  # bytes by which room on the cache must have grown to be another chance
 
 
@@ -56,7 +59,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit as the agent sees it. auto: this run was started by systemd's Restart=; said: how the last one ended."""
+    """A unit as the agent sees it. auto: this run was started by systemd's Restart=; said: how the last one ended;
+    gated: the firewall's gate refused its last start."""
 
     phase: str
     invocation: str
@@ -64,6 +68,7 @@ class Unit:
     enabled: bool = True
     auto: bool = False
     said: str = ""
+    gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ class Memory:
     mates: Dict[str, str] = field(default_factory=dict)
     left: str = ""
     hold: Optional[Hold] = None
+    gated: bool = False  # until the gate lets a start pass
     restarts: List[float] = field(default_factory=list)  # since the last right completion
     total: int = 0
     answered: str = ""
@@ -203,7 +209,8 @@ class Judge:
         if phase == DOWN:
             return self._down(w)
         if phase == BETWEEN:
-            return self._hold(w, "stop", f"its server ended ({w.unit.said})" if w.unit.said else "its server ended")
+            ended = f"its server ended ({w.unit.said})" if w.unit.said else "its server ended"
+            return self._hold(w, "stop", UNGUARDED if w.unit.gated else ended)
         hold = self.m.hold
         if hold:  # killed, and still there
             return Action("kill", hold.reason) if w.now - hold.since > BEGIN else Action()
@@ -219,6 +226,9 @@ class Judge:
 
     def _see_unit(self, w: World) -> None:
         unit, m = w.unit, self.m
+        if m.gated and unit.phase == UP:  # the start that came through is the one that counts
+            m.gated = False
+            self._count(w.now)
         if unit.invocation == m.invocation or not unit.invocation:
             return
         first, m.invocation = not m.invocation, unit.invocation
@@ -232,9 +242,11 @@ class Judge:
             if hold.head:
                 m.mates["0"] = hold.head
         elif unit.auto:
-            self._count(w.now)
+            if not m.gated:
+                self._count(w.now)
         elif not first:
             m.hand += 1
+            m.gated = False
             m.restarts = []
             if hold:
                 self.lines.append("started by somebody else: it is no longer held")
@@ -261,12 +273,13 @@ class Judge:
                     self._silent, self.streak = w.now, 0
                 continue
             boot, hand = str(said.get("boot", "")), int(said.get("hand", 0))
-            back = rank in m.lost or m.boots.get(name, boot) != boot or m.hands.get(name, hand) != hand
+            by_hand = m.hands.get(name, hand) != hand
+            back = rank in m.lost or m.boots.get(name, boot) != boot or by_hand
             m.boots[name], m.hands[name] = boot, hand
             if rank in m.lost:
                 m.lost.remove(rank)
             if back:
-                self._anew(w, f"rank {rank} is back")
+                self._anew(w, f"rank {rank} is back", wholly=by_hand)
             if not alive or said.get("phase") not in ALIVE or name in m.mates:
                 continue
             theirs = said.get("mates", {})
@@ -385,9 +398,10 @@ class Judge:
         if self.m.story:
             self.m.story.starts += 1
 
-    def _anew(self, w: World, reason: str) -> None:
-        """A new chance: starts in vain no longer count."""
-        self.m.restarts = []
+    def _anew(self, w: World, reason: str, wholly: bool = True) -> None:
+        """A new chance after the limit. wholly: starts in vain no longer count; else it is one start, or a rank that comes
+        and goes for ever would never let the limit be reached."""
+        self.m.restarts = [] if wholly else self.m.restarts[: self.s.limit - 1]
         if self.m.hold and self.m.hold.kind == "limit":
             self.m.hold.kind, self.m.hold.not_before = "restart", w.now
             self.lines.append(f"{reason}: it is started again after the limit")
@@ -396,9 +410,12 @@ class Judge:
         m = self.m
         if m.hold and m.hold.started is None:
             return Action(kind, m.hold.reason)
+        again, m.gated = m.gated and w.unit.gated, w.unit.gated
+        if not again and m.restarts and (m.gated or any(peer.state.get("gated") for peer in w.peers.values())):
+            m.restarts.pop()  # what a gate refuses, here or there, is no start in vain
         vain = self._recent(w.now)
         limit = self.s.rank == 0 and vain >= self.s.limit
-        delay = min(self.s.backoff * 2.0 ** min(vain, 20), self.s.backoff_most)
+        delay = GATED if m.gated else min(self.s.backoff * 2.0 ** min(vain, 20), self.s.backoff_most)
         m.hold = Hold("limit" if limit else "restart", reason, w.now, w.now + delay, w.unit.invocation, room=w.room)
         head = w.peers.get(0, Peer()).state
         alive = self._fresh(w, 0) and head.get("phase") in ALIVE
@@ -408,7 +425,10 @@ class Judge:
         if m.story is None:
             m.story = Story(reason, w.now)
         done = "killed" if kind == "kill" else "kept from starting alone"
-        self.lines.append(f"{reason}: {done}")
+        if m.gated:
+            done = f"tried again every {GATED:.0f} s until it does"
+        if not again:
+            self.lines.append(f"{reason}: {done}")
         if limit:
             self.lines.append(
                 f"LIMIT: {vain} starts without a right answer. It stays stopped until a lost rank is back or somebody starts it"
@@ -436,9 +456,11 @@ class Judge:
         if self.waiting:
             return Action()
         hold.started = w.now
-        if self.s.rank:
-            hold.head = str(w.peers[0].state["invocation"])
-        self._count(w.now)
+        head = w.peers.get(0, Peer()).state
+        if self.s.rank and not m.gated:
+            hold.head = str(head["invocation"])
+        if not m.gated:
+            self._count(w.now)
         m.left = m.left if self.s.rank else ""
         return Action("start", hold.reason)
 
@@ -460,16 +482,18 @@ class Judge:
             if runs and (said.get("mates", {}).get("0") or said.get("phase") not in ALIVE):
                 return f"rank {rank} still runs"
         if w.now < (self.m.hold.not_before if self.m.hold else w.now):
-            return "the wait after a failure"
+            return UNGUARDED if self.m.gated else "the wait after a failure"
         return ""
 
     def _waits_worker(self, w: World) -> str:
+        if self.m.gated:  # alone, to see whether it comes through: the head waits until it does
+            return UNGUARDED if self.m.hold and w.now < self.m.hold.not_before else ""
         if not self._fresh(w, 0):
             return "the head does not answer"
         said = w.peers[0].state
         if said.get("paused"):
             return "a play works on the head"
-        if said.get("phase") not in ALIVE:
+        if said.get("phase") not in ALIVE or said.get("gated"):
             return f"the head is not there: {said.get('blocked') or said.get('waiting') or 'it is about to start'}"
         if said.get("invocation") == self.m.left or said.get("mates", {}).get(str(self.s.rank)):
             return "the head still runs with a former run of this rank"
@@ -482,6 +506,8 @@ class Judge:
         hold = self.m.hold
         if w.paused:
             return "a play works on it"
+        if self.m.gated and (hold or w.unit.phase in (COMING, BETWEEN)):
+            return UNGUARDED
         if w.unit.phase != DOWN:
             return ""
         if hold is None:
@@ -504,6 +530,7 @@ class Judge:
             "why": hold.reason if hold else "",
             "answered": m.answered,
             "paused": w.paused,
+            "gated": m.gated and w.unit.phase != UP,
             "boot": m.boot,
             "hand": m.hand,
             "limit_reached": bool(hold and hold.kind == "limit"),

@@ -2,7 +2,9 @@
 # Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
 """May a rank start? Only while the fleet's firewall table guards its ports: whoever reaches them can run code in the server.
 
-    firewall_gate.py PORT|FIRST-LAST...     exit status 0: every port is guarded; 1: not, with the reason
+    firewall_gate.py PORT|FIRST-LAST...     exit status 0: every port is guarded; 75: not, with the reason
+
+The status is its own (EX_TEMPFAIL of sysexits.h): by it the rank's agent tells a wait for the firewall from a start in vain.
 
 Guarded means that the table `inet gpu_fleet` is loaded and ends for these ports in a drop of whoever was not accepted before.
 Role firewall installs it on the hosts, the unit of each rank runs it before the server (ExecStartPre=+).
@@ -18,10 +20,8 @@ import sys
 from typing import Any, Dict, List, Sequence, Tuple
 
 LIST = ("/usr/sbin/nft", "--json", "list", "chain", "inet", "gpu_fleet", "input")
-FIX = (
-    "Load it: systemctl start gpu-fleet-firewall (or run the playbook again). The rank starts then by itself; "
-    "one whose agent has reached its limit of starts, by systemctl start"
-)
+REFUSED = 75
+FIX = "Load it: systemctl start gpu-fleet-firewall (or run the playbook again). The rank starts then by itself"
 
 
 def unguarded(chain: Dict[str, Any], ports: Sequence[Tuple[int, int]]) -> List[str]:
@@ -59,15 +59,15 @@ def main(arguments: Sequence[str]) -> int:
         done = subprocess.run(LIST, capture_output=True, text=True, check=False)
     except OSError as error:
         print(f"The fleet's firewall cannot be asked ({LIST[0]}: {error.strerror}). {FIX}", file=sys.stderr)
-        return 1
+        return REFUSED
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no answer"])[0]
         print(f"The fleet's firewall table is not loaded ({reason}): the rank's ports are open. {FIX}", file=sys.stderr)
-        return 1
+        return REFUSED
     left = unguarded(json.loads(done.stdout), spans)
     if left:
         print(f"The fleet's firewall table does not guard {', '.join(left)}. {FIX}", file=sys.stderr)
-        return 1
+        return REFUSED
     return 0
 
 

@@ -407,6 +407,34 @@ def test_the_proof_leaves_a_service_alone_that_runs(hosts):
     assert hosts["gpu-01"].check_output("systemctl show vllm@chat.0 --property=InvocationID --value") == before
 
 
+def told(host):
+    """What the agent of a host's rank says of itself."""
+    ask = "import urllib.request as u; print(u.urlopen('http://HOST:8003/', timeout=5).read().decode())".replace('HOST', host.check_output('hostname'))
+    return json.loads(host.check_output(f'python3 -c "{ask}"'))
+
+
+def within(seconds, seen):
+    """Waits until something is seen."""
+    end = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < end
+        time.sleep(1)
+
+
+def test_what_the_gate_refuses_is_a_wait_of_all_ranks_and_no_start_in_vain(hosts):
+    head, worker = hosts["gpu-01"], hosts["gpu-02"]
+    within(90, lambda: told(head)["answered"])
+    worker.run_expect([0], "nft delete table inet gpu_fleet; systemctl kill --signal=KILL --kill-whom=main vllm@chat.0")
+    within(90, lambda: told(head)["waiting"] == "rank 1: the firewall does not guard its ports")
+    time.sleep(35)  # two more starts that the gate refuses
+    assert told(head)["restarts_without_answer"] <= 1
+    assert not told(head)["limit_reached"]
+    said = worker.check_output("journalctl -u vllm-agent@chat.0 -o cat")
+    assert said.count("the firewall does not guard its ports: tried again every 15 s until it does") == 1
+    worker.run_expect([0], "systemctl reload gpu-fleet-firewall")
+    within(120, lambda: told(head)["probe"] and told(head)["probe"]["right"])
+
+
 def test_no_rank_starts_while_the_table_is_not_loaded_and_each_does_when_it_is(hosts):
     host = hosts["gpu-02"]
     host.run_expect([0], "systemctl stop vllm-agent@single.1 vllm-agent@chat.0 vllm@single.1")

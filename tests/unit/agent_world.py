@@ -48,6 +48,7 @@ class Host:
         self.starts: list[tuple[float, str]] = []
         self.actions: list[tuple[float, str, str]] = []
         self.fails = 0  # starts that will crash
+        self.open = self.gated = False  # the firewall's table is away; its gate refused the last start
         self.load = False
         self.agent_back_at = 0.0
         self.agent_starts()
@@ -78,7 +79,7 @@ class Host:
         if self.server and self.world.session_works(self, False):
             self.server.ready = True
         ready = self.phase == rules.UP and self.server is not None and self.server.ready
-        return rules.Unit(self.phase, self.invocation, ready, self.enabled, self.auto)
+        return rules.Unit(self.phase, self.invocation, ready, self.enabled, self.auto, gated=self.gated)
 
     def agent_step(self) -> None:
         now = self.world.now
@@ -127,7 +128,7 @@ class Host:
     def start(self, auto: bool) -> None:
         if self.phase in rules.ALIVE:
             return
-        self.phase, self.since, self.auto = rules.COMING, self.world.now, auto
+        self.phase, self.since, self.auto, self.gated = rules.COMING, self.world.now, auto, False
         self.invocation = f"{self.rank}-{next(_numbers)}"
         self.starts.append((self.world.now, "auto" if auto else "asked"))
 
@@ -164,6 +165,10 @@ class Host:
         elif self.phase == rules.UP and self.server and not self.unit().ready and now - self.since > START_TIMEOUT:
             self.crash()
         elif self.phase == rules.COMING and now - self.since >= 1:
+            self.gated = self.open
+            if self.open:
+                self.crash()
+                return
             if self.full or self.fails:
                 self.fails = max(0, self.fails - 1)
                 self.crash()

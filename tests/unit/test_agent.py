@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent, agent_config, start_time
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent, agent_config, firewall_gate, start_time
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
 from ansible_collections.gpu_fleet.vllm.plugins.modules import instance
 from conftest import REPOSITORY
@@ -40,6 +40,26 @@ def shown(active="active", sub="running", pid=7, **more):
 )
 def test_phases_of_a_unit(unit, phase, ready):
     assert (unit.phase, unit.ready) == (phase, ready)
+
+
+# As systemctl shows a unit's commands (systemd 252).
+PRE = "{ path=/bin/python ; argv[]=/bin/python -I -B /opt/vllm/firewall_gate.py 8001 ; ignore_errors=no ; start_time=[n/a] ; stop_time=[n/a] ; pid=69 ; %s }"
+NEXT = "\nExecStartPre={ path=/bin/true ; argv[]=/bin/true ; ignore_errors=no ; start_time=[n/a] ; stop_time=[n/a] ; pid=0 ; code=(null) ; status=0/0 }"
+
+
+@pytest.mark.parametrize(
+    ("ended", "gated"),
+    [
+        ("code=exited ; status=75", True),
+        ("code=exited ; status=1", False),
+        ("code=exited ; status=0", False),
+        ("code=killed ; status=15/TERM", False),
+        ("code=(null) ; status=0/0", False),
+    ],
+)
+def test_a_start_that_the_firewalls_gate_refused_is_told_from_others(ended, gated):
+    assert firewall_gate.REFUSED == 75
+    assert shown("activating", "auto-restart", 0, ExecStartPre=PRE % ended + NEXT).gated is gated
 
 
 def test_who_started_a_unit_and_whether_it_may_be_started():

@@ -274,6 +274,73 @@ def test_a_full_disk_waits_for_room_and_is_no_start_in_vain(where):
     quiet(world)
 
 
+@pytest.mark.parametrize("where", [[0], [1], [0, 1, 2]])
+def test_what_the_firewalls_gate_refuses_is_a_wait_and_no_start_in_vain(where):
+    for seed in range(4):
+        world = serving(3, seed)
+        for rank in where:
+            world.hosts[rank].open = True
+        world.hosts[where[-1]].crash()
+        world.run(3000)
+        assert not world.serves
+        head = world.hosts[0]
+        assert not head.told["limit_reached"], world.story()
+        assert head.told["restarts_without_answer"] <= 1
+        refused = [rank for rank in where if world.hosts[rank].judge.m.gated]
+        assert refused, "nobody met the gate"
+        for rank in refused:
+            host = world.hosts[rank]
+            assert host.told["blocked"] == rules.UNGUARDED, world.story()
+            said = [line for line in host.judge.lines if rules.UNGUARDED in line]
+            assert said[0] == "the firewall does not guard its ports: tried again every 15 s until it does"
+            assert len(said) <= 2, "the same again and again"
+        for rank in where:
+            world.hosts[rank].open = False
+        assert world.until_serves(SOON) < 110, world.story()
+        quiet(world)
+        for host in world.hosts:
+            assert len([line for line in host.judge.lines if line.startswith("healed")]) == 1
+
+
+def test_a_gate_that_opens_does_not_forgive_starts_in_vain():
+    world = serving(1)
+    host = world.hosts[0]
+    host.fails = 100
+    host.crash()
+    world.run(20)
+    vain = host.told["restarts_without_answer"]
+    assert vain >= 1
+    host.open = True
+    world.run(300)
+    assert host.told["restarts_without_answer"] == vain
+    host.open = False
+    world.run(2000)
+    assert host.told["limit_reached"]
+
+
+def test_a_rank_that_comes_and_goes_does_not_keep_the_limit_away():
+    """Each time it is back there is one start more, no five."""
+    world = serving(2)
+    world.hosts[1].fails = 1000
+    world.hosts[1].crash()
+    world.run(400)  # less than the window, which ends the count
+    head = world.hosts[0]
+    assert head.told["limit_reached"]
+    for _ in range(5):
+        before = len(head.starts)
+        world.hosts[1].cut = True
+        world.run(30)
+        world.hosts[1].cut = False
+        world.run(200)
+        assert head.told["limit_reached"], world.story()
+        assert len(head.starts) == before + 1
+    world.hosts[1].fails = 0
+    world.hosts[1].cut = True
+    world.run(30)
+    world.hosts[1].cut = False
+    quiet(world)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("spans", [True, False])
 def test_an_agent_that_is_away_disturbs_nothing(rank, spans):
@@ -337,7 +404,7 @@ def test_a_memory_survives_as_json():
 
 FAULTS = st.lists(
     st.tuples(
-        st.sampled_from(["crash", "hang", "cut", "reboot", "agent", "stop", "restart", "full", "load", "fail"]),
+        st.sampled_from(["crash", "hang", "cut", "reboot", "agent", "stop", "restart", "full", "load", "fail", "open"]),
         st.integers(0, 3),  # whose
         st.integers(1, 70),  # seconds until the next one
         st.integers(1, 120),  # how long
@@ -366,7 +433,7 @@ def strike(world, kind, host, length):
     elif kind == "stop" and host.up:
         host.stop()
         return lambda: host.up and host.start(auto=False)
-    elif kind in ("cut", "full", "load"):
+    elif kind in ("cut", "full", "load", "open"):
         setattr(host, kind, True)
         return lambda: setattr(host, kind, False)
     return None

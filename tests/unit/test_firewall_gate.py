@@ -53,13 +53,13 @@ def test_what_is_guarded(rules, left):
 @pytest.mark.parametrize(
     ("answer", "status", "said"),
     [
-        (subprocess.CompletedProcess([], 0, '{"nftables": []}', ""), 1, "does not guard 8001, 40000-60999. Load it"),
+        (subprocess.CompletedProcess([], 0, '{"nftables": []}', ""), 75, "does not guard 8001, 40000-60999. Load it"),
         (
             subprocess.CompletedProcess([], 1, "", "Error: No such file or directory\nlist"),
-            1,
+            75,
             "is not loaded (Error: No",
         ),
-        (OSError(2, "No such file or directory"), 1, "cannot be asked (/usr/sbin/nft: No such file"),
+        (OSError(2, "No such file or directory"), 75, "cannot be asked (/usr/sbin/nft: No such file"),
     ],
 )
 def test_no_start_says_why(monkeypatch, capsys, answer, status, said):
