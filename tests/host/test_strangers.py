@@ -409,7 +409,9 @@ def test_the_proof_leaves_a_service_alone_that_runs(hosts):
 
 def told(host):
     """What the agent of a host's rank says of itself."""
-    ask = "import urllib.request as u; print(u.urlopen('http://HOST:8003/', timeout=5).read().decode())".replace('HOST', host.check_output('hostname'))
+    ask = "import urllib.request as u; print(u.urlopen('http://HOST:8003/', timeout=5).read().decode())".replace(
+        "HOST", host.check_output("hostname")
+    )
     return json.loads(host.check_output(f'python3 -c "{ask}"'))
 
 
