@@ -7,6 +7,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -17,6 +18,8 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import 
 Fault = Tuple[str, str, str]  # id, message, fix
 # As NVIDIA numbers drivers: 580.126.20, 550.54; with what a package adds: 580.126.20-1, 580.95.05-0ubuntu1.
 VERSION = re.compile(r"(\d+:)?\d{3,}\.\d+(\.\d+)?(-[A-Za-z0-9.+~]+)?")
+# As apt takes it, sources.list(5) and the page of each method; with another method before it, as tor+https
+ADDRESS = re.compile(r"([a-z]+\+)?(https?://[^/\s]\S*|(file|copy|mirror):/\S+)")
 # A card that runs every release, so that only the driver is judged.
 ANY_GPU = {"index": 0, "name": "any", "compute_capability": "9.0", "memory_mib": None}
 
@@ -59,7 +62,7 @@ def judge(
             )
         )
         return found
-    found += _mig(want.get("mig_layout"))
+    found += _mig(want.get("mig_layout")) + _imex(want.get("imex_nodes"))
     if source == "preinstalled":
         return found
     systems = sorted(known["sources"]["nvidia"]["releases"])
@@ -137,6 +140,11 @@ def _source(want: Mapping[str, Any]) -> List[Fault]:
     if source in ("distribution", "preinstalled") and repository:
         fix = "Set gpu_driver_source: nvidia or mirror, or take the address away"
         found.append(("driver-source", f"gpu_driver_repository is set, and gpu_driver_source is {source}", fix))
+    if repository and not ADDRESS.fullmatch(str(repository)):
+        message = f"gpu_driver_repository is {repository!r}, which is no address of a repository"
+        found.append(
+            ("driver-source", message, "Write it as https://mirror.example/cuda/debian12/ or file:/srv/packages/")
+        )
     print_ = want.get("repository_fingerprint")
     if print_ and not re.fullmatch(r"[0-9A-Fa-f]{40}", str(print_).replace(" ", "")):
         message = f"gpu_driver_repository_fingerprint is {print_!r}, which is no fingerprint"
@@ -159,4 +167,17 @@ def _mig(layout: Any) -> List[Fault]:
             message = f"gpu_driver_mig_layout has {index!r}: {profiles!r}"
             fix = "Write the index of a GPU and a list of its profiles, such as {0: [1g.10gb, 1g.10gb, 2g.20gb]}"
             found.append(("driver-mig", message, fix))
+    return found
+
+
+def _imex(nodes: Any) -> List[Fault]:
+    """Every node of an NVLink domain by its number; IMEX looks up no names."""
+    found: List[Fault] = []
+    for node in nodes if isinstance(nodes, list) else []:
+        try:
+            ipaddress.ip_address(str(node))
+        except ValueError:
+            message = f"gpu_driver_imex_nodes has {node!r}, which is no address"
+            fix = "Write the IPv4 or IPv6 address of every node of the NVLink domain, this host's too"
+            found.append(("driver-imex", message, fix))
     return found

@@ -97,6 +97,7 @@ def read(
     found.extend(_grouped((fault, name) for name in hosts for fault in _topology_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name, host in hosts.items() for fault in _driver_faults(inventory, host)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _opening_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in hosts for fault in _package_faults(inventory, name)))
     if not hosts:
         found.append(
             Finding(
@@ -354,6 +355,13 @@ def _opening_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str
     own = inventory.get(name, "firewall_openings", [])
     fix = "Ports are written as 8000 or 40000-60999, sources as addresses, CIDRs or the word any"
     faults = []
+    ssh = inventory.role_value(name, "firewall", "firewall_ssh_ports")
+    ports = ssh if isinstance(ssh, list) else []
+    if ssh == [] or any(_is_count(port) and not 0 < port < 65536 for port in ports):
+        keep = (
+            "Leave it out, or name every port that SSH listens on: it is accepted before any opening can lock you out"
+        )
+        faults.append(("opening", f"firewall_ssh_ports is {ssh!r}", keep))
     for item in own if isinstance(own, list) else []:
         lists = isinstance(item, dict) and all(isinstance(item.get(key), list) for key in ("ports", "from"))
         if not lists or "name" not in item:
@@ -389,6 +397,19 @@ def _driver_faults(inventory: Inventory, host: plan.Host) -> list[tuple[str, str
     return faults
 
 
+def _package_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
+    """A folder of carried packages that is not there, or is none."""
+    told = inventory.role_value(name, "package_source", "package_source_folder")
+    if not isinstance(told, str) or not told or "{{" in told:
+        return []
+    lacking = [part for part in ("Packages", "Release") if not (pathlib.Path(told) / part).is_file()]
+    if not lacking:
+        return []
+    fix = "Name the folder of the host's system that playbooks/mirror.yml filled, such as /srv/carried/packages/debian-12-x86_64"
+    what = f"has no {', '.join(lacking)}" if pathlib.Path(told).is_dir() else "is not on the controller"
+    return [("package-source", f"package_source_folder is {told}, which {what}", fix)]
+
+
 def _topology_faults(inventory: Inventory, name: str) -> list[tuple[str, str, str]]:
     """What role gpu_topology would trip over: a link that is none, ids of no finding, counts that contradict."""
     faults = []
@@ -412,7 +433,7 @@ def _topology_faults(inventory: Inventory, name: str) -> list[tuple[str, str, st
             fix = f"{did_you_mean(id_, hardware.FINDINGS)}docs/findings.md lists them"
             faults.append(("topology", f"gpu_topology_accept has {id_!r}, which is no finding", fix))
     seconds = inventory.role_value(name, "gpu_topology", "gpu_topology_bandwidth_seconds")
-    if isinstance(seconds, int) and seconds < 1:
+    if seconds == 0:  # less than that is told where values are judged
         message = f"gpu_topology_bandwidth_seconds is {seconds}"
         faults.append(("topology", message, "Give it at least 60, or leave it out"))
     return faults
@@ -704,7 +725,9 @@ def _value_faults(name: str, option: Mapping[str, Any], value: Any) -> list[tupl
     about = _first_line(option.get("description", ""))
     errors = _type_errors({**_spec(option), "required": False}, value)
     if not errors:
-        return []
+        # Counts, sizes and times: no variable of a role may be below nothing.
+        below = option.get("type") in ("int", "float") and float(value) < 0
+        return [(f"{name} is {_shown(value)}", _sentences("It must not be negative", about))] if below else []
     if option.get("no_log"):
         return [(f"{name} is a secret: it has the wrong type", about)]
     faults = _inner_faults(name, option, value)

@@ -161,6 +161,32 @@ def test_refused(tmp_path, variables, words):
     assert "Traceback" not in said
 
 
+def test_values_that_a_host_would_only_trip_over_later(tmp_path):
+    (tmp_path / "carried").mkdir()
+    variables = {
+        "firewall_ssh_ports": [],
+        "gpu_driver_lock_timeout": -5,
+        "vllm_service_start_timeout": "-1",
+        "gpu_driver_source": "nvidia",
+        "gpu_driver_version": "580.126.20",
+        "gpu_driver_repository": "htp://mirror.example/debian12/",
+        "gpu_driver_imex_nodes": ["192.0.2.1", "10.0.0.300"],
+        "package_source_folder": str(tmp_path / "carried"),
+    }
+    status, said = validate(tmp_path, variables)
+    assert status != 0
+    for words in (
+        "6 things wrong in the inventory",
+        "firewall_ssh_ports is []",
+        "gpu_driver_lock_timeout is -5",
+        "vllm_service_start_timeout is '-1'",
+        "gpu_driver_repository is 'htp://mirror.example/debian12/', which is no address",
+        "gpu_driver_imex_nodes has '10.0.0.300', which is no address",
+        "carried, which has no Packages, Release",
+    ):
+        assert words in said, said
+
+
 def test_the_placeholder_of_a_revision_passes_and_is_told(tmp_path):
     models = [{"name": "m", "hub": "org/m", "revision": "0" * 40}]
     status, said = validate(tmp_path, {"model_store_models": models})
