@@ -35,8 +35,9 @@ _value:
     consent is missing; C(changes), what apt would do, by
     C(install), C(upgrade), C(remove) and C(along) (dependencies that the plan does not name); C(repository), the source that apt needs
     with its key; C(satisfied), whether every package that is wanted is there; C(stops) and C(notes), lists of text; C(lines), the
-    plan as text; C(works), whether packages, modules or services change; C(disturbs), whether nothing may serve
-    meanwhile; C(files), what the role
+    plan as text; C(works), whether packages, modules or services change; C(changes_driver), whether
+    another driver comes or is loaded, which has to be proved before anything serves; C(disturbs), whether nothing may serve
+    meanwhile; C(waits), whether everything is done but a reboot that is left to the operator; C(files), what the role
     writes; C(mark), what the next run has to know if this one is ended; C(findings).
   type: dict
 """
@@ -95,6 +96,9 @@ def plan_driver(look, settings):
         )
         found += [finding for finding in against if not _named(finding, simulation, plan)]
         changes = driver_show.changes(simulation, plan)
+        # Libraries that nobody named come as dependencies, and belong to the driver all the same.
+        along = [package for package in changes["along"] if names.of_driver(package, known)]
+        plan.holds = sorted({*plan.holds, *along})
     errors = [finding for finding in found if finding.severity == "error"]
     if (
         available is None
@@ -115,7 +119,9 @@ def plan_driver(look, settings):
         "files": [{"path": PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()],
         "mark": _mark(plan, changes, host) if plan else None,
         "works": bool(plan and _works(plan, changes, waits)),
-        "disturbs": bool(plan and (plan.changes or plan.stop or (plan.reboot and want.get("reboot")))),
+        "waits": bool(waits and not plan.changes),
+        "changes_driver": bool(plan and (plan.changes or plan.reboot)),
+        "disturbs": bool(plan and _disturbs(plan, known, want)),
         "satisfied": bool(plan and _satisfied(plan, host, known)),
         "stops": [str(finding) for finding in errors],
         "notes": [str(finding) for finding in found if finding.severity != "error"],
@@ -181,8 +187,15 @@ def _works(plan, changes, waits):
         or plan.initramfs
         or plan.stop
         or (plan.starts and not waits)
+        or (plan.reboot and not waits)
         or plan.gone
     )
+
+
+def _disturbs(plan, known, want):
+    """Whether nothing may serve meanwhile; DCGM alone may start anew beside what serves."""
+    beside = set(known["dcgm"]["units"].values())
+    return plan.changes or set(plan.stop) - beside or (plan.reboot and want.get("reboot"))
 
 
 def _satisfied(plan, host, known):
@@ -217,6 +230,7 @@ def prove_driver(facts, settings):
     found = driver_proof.findings(facts, settings["cuda"], settings["plan"], data.load("driver"), settings["host"])
     if settings["plan"]["source"] != "preinstalled":
         found += driver_proof.nouveau(settings["surroundings"]["kernels"], settings["host"])
+        found += driver_proof.options(settings["plan"], settings["surroundings"].get("params") or {}, settings["host"])
     return [str(finding) for finding in found]
 
 
@@ -234,6 +248,11 @@ def driver_outages(plan, settings):
     return turns.outages(plan, settings["turn"], active)
 
 
+def driver_waiting(plan, settings):
+    """Replicas of a turn's services that are out of service already; settings are turn, and waiting, hosts that wait for a reboot."""
+    return turns.waiting(plan, settings["turn"], settings["waiting"])
+
+
 class FilterModule:
     """Filters of this file."""
 
@@ -244,4 +263,5 @@ class FilterModule:
             "driver_proof": prove_driver,
             "driver_turns": driver_turns,
             "driver_outages": driver_outages,
+            "driver_waiting": driver_waiting,
         }

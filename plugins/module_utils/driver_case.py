@@ -24,6 +24,7 @@ HOST: Dict[str, Any] = {
     "sources": [],  # every enabled one: {file, uri, suite, signed_by or None}
     "secure_boot": None,  # output of `mokutil --sb-state`; None: no such command, the fact of gpu_facts counts
     "key_enrolled": None,  # whether DKMS's key is in the firmware's list (mokutil --test-key); None: not known
+    "dkms_key": None,  # the certificate that DKMS signs with: {path, there: whether it is there yet}; None: not looked
     "nvlink5": False,  # the VPD of an InfiniBand device says SW_MNG
     "modules": None,  # {name: bool}, whether the running kernel has ib_umad and mlx5_ib; None: not looked
     "units": [],  # active units
@@ -36,6 +37,8 @@ HOST: Dict[str, Any] = {
     "mark": None,  # what an unfinished run of the role left: {packages: {name: version}, stopped: [units]}
     "dkms": None,  # output of `dkms status`; None: not looked
     "kernel": None,  # the running one; None: not looked
+    "files": None,  # what the role writes (PATHS), as it is: {path: text, None where there is none}; None: not looked
+    "params": {},  # /proc/driver/nvidia/params: {name: value}, of the driver that is loaded
 }
 # What the role writes, by kind as in DriverPlan.files.
 PATHS: Dict[str, str] = {
@@ -46,7 +49,16 @@ PATHS: Dict[str, str] = {
     "modules": "/etc/modules-load.d/gpu-fleet-driver.conf",
     "imex": "/etc/nvidia-imex/nodes_config.cfg",  # every node of the NVLink domain, this one too, one a line
     "persistenced": "/etc/systemd/system/nvidia-persistenced.service.d/gpu-fleet.conf",
+    "dcgm_engine": "/etc/systemd/system/nvidia-dcgm.service.d/gpu-fleet.conf",
+    "dcgm_exporter": "/etc/systemd/system/nvidia-dcgm-exporter.service.d/gpu-fleet.conf",
+    "vllm": "/etc/systemd/system/vllm@.service.d/gpu-fleet-driver.conf",
+    "agent": "/etc/systemd/system/vllm-agent@.service.d/gpu-fleet-driver.conf",
+    "ray": "/etc/systemd/system/ray@.service.d/gpu-fleet-driver.conf",
 }
+# What waits, by those files, while another driver is not proved yet: a reboot starts every unit that is enabled.
+WAITING = ("vllm", "agent", "ray")
+# Written before another driver is installed, taken away when it is proved.
+UNPROVED = "/var/lib/gpu_fleet/driver-unproved"
 # The key of a mirror; that of NVIDIA's own repository lies where its keyring package has it (data/driver.yml).
 MIRROR_KEYRING = "/usr/share/keyrings/gpu-fleet-driver.gpg"
 
@@ -72,6 +84,7 @@ WANT: Dict[str, Any] = {
     "toolkit": None,  # exact version of the container toolkit
     "dcgm": None,  # exact version of DCGM
     "dcgm_exporter": None,  # exact version of its exporter, numbered by itself
+    "dcgm_listen": "127.0.0.1:9400",  # of the exporter
     "dcgm_cuda": None,  # major version of CUDA that DCGM is built for, where the driver's is not known
     "reboot": None,
     "stop_services": None,
@@ -89,6 +102,7 @@ class DriverPlan:
               itself nor held, so that a plan is the same before and after
     headers   packages to install before the driver
     may_remove  installed packages of the other kind of modules, the only ones that may go
+    removes   those of them that apt is told to take away: both kinds conflict, and what is held or pinned would stand in the way
     unhold    what is held now and has to change
     holds     for apt-mark hold
     blocklist regular expressions for unattended-upgrades
@@ -97,7 +111,9 @@ class DriverPlan:
     fabric    units of the fabric that have to run
     changes   whether anything of the driver changes; what is beside it has beside_changes, and disturbs nothing
     reboot    whether it takes a reboot, and why
-    files     what is written, by kind: source, preferences, blocklist, modprobe, modules, imex, persistenced; PATHS says where
+    options   of the module nvidia, name to value, that the loaded driver has to have
+    files     what is written, by kind; PATHS says where
+    writes    paths of those that are not there, or other than they would be
     gone      files of apt that are taken away
     builds    kernels that the modules are to be built for
     finishes  packages that an earlier run of the role left half done, with their state
@@ -116,6 +132,7 @@ class DriverPlan:
     moves: List[str] = field(default_factory=list)
     headers: List[str] = field(default_factory=list)
     may_remove: List[str] = field(default_factory=list)
+    removes: List[str] = field(default_factory=list)
     unhold: List[str] = field(default_factory=list)
     holds: List[str] = field(default_factory=list)
     blocklist: List[str] = field(default_factory=list)
@@ -128,7 +145,9 @@ class DriverPlan:
     reboot_because: List[str] = field(default_factory=list)
     secure_boot: Optional[str] = None
     initramfs: bool = False
+    options: Dict[str, str] = field(default_factory=dict)
     files: Dict[str, str] = field(default_factory=dict)
+    writes: List[str] = field(default_factory=list)
     gone: List[str] = field(default_factory=list)
     builds: List[str] = field(default_factory=list)
     finishes: Dict[str, str] = field(default_factory=dict)
@@ -137,9 +156,9 @@ class DriverPlan:
 
     @property
     def arguments(self) -> List[str]:
-        """For apt-get install: every package with its exact version, headers first."""
+        """For apt-get install: every package with its exact version, headers first; a minus takes one away, apt-get(8)."""
         exact = [f"{name}={version}" if version else name for name, version in sorted(self.packages.items())]
-        return [*self.headers, *exact]
+        return [*self.headers, *exact, *(f"{name}-" for name in self.removes)]
 
     def as_dict(self) -> Dict[str, Any]:
         return {**asdict(self), "arguments": self.arguments}

@@ -49,6 +49,17 @@ def unsettled(run: Run) -> Set[str]:
     return {name for name, item in found.items() if item["state"] not in driver_host.SETTLED}
 
 
+def exact(
+    run: Run, steps: Sequence[Sequence[str]], expected: Mapping[str, Mapping[str, Any]], names: Collection[str]
+) -> Dict[str, str]:
+    """The version of each package: as planned, or else as dpkg has it half done."""
+    found = {name: item["version"] for name, item in driver_host.packages(run, []).items() if name in names}
+    planned = {**expected.get("install", {}), **expected.get("along", {})}
+    planned.update({name: pair[1] for name, pair in expected.get("upgrade", {}).items()})
+    told = dict(argument.split("=", 1) for step in steps for argument in step if "=" in argument)
+    return {name: {**found, **planned, **told}[name] for name in names if name in {**found, **planned, **told}}
+
+
 def without(did: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> Dict[str, Dict[str, Any]]:
     return {what: {name: value for name, value in table.items() if name not in names} for what, table in did.items()}
 

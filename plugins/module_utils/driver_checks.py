@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import compatibility, driver_sources, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    compatibility,
+    driver_host,
+    driver_sources,
+    driver_state,
+)
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import SOURCES, Case
 
@@ -294,7 +299,26 @@ def secure_boot(case: Case, kind: Optional[str]) -> Optional[str]:
     case.refuse(
         "secure-boot",
         "Secure Boot is on, and modules that DKMS builds are refused (`Key was rejected by service`) until their key is enrolled",
-        "On Ubuntu take gpu_driver_source: distribution, whose modules are signed. Otherwise: mokutil --import /var/lib/dkms/mok.pub, "
-        "reboot, and confirm at the machine's console with the password given; or switch Secure Boot off in the firmware",
+        f"{_enrolment(case)}, reboot, and confirm at the machine's console with the password given; or switch Secure Boot off in the "
+        "firmware",
     )
     return None
+
+
+def _enrolment(case: Case) -> str:
+    """How DKMS's key gets into the firmware's list: by the system, and by whether DKMS has made it yet."""
+    key = case.host["dkms_key"] or {"path": driver_host.DKMS_KEYS[""], "there": False}
+    found = f"mokutil --import {key['path']}"
+    if case.family == "ubuntu":
+        made = "" if key["there"] else "make DKMS's key with update-secureboot-policy --new-key, then "
+        return f"Take gpu_driver_source: distribution, whose modules are signed. Otherwise {made}{found}"
+    if key["there"]:
+        return found[0].upper() + found[1:]
+    if key["path"] not in driver_host.DKMS_KEYS.values():
+        return f"Put the key where framework.conf of DKMS names it ({key['path']}, which is not there), then {found}"
+    # As DKMS 3.0.10 makes it with its first build; its action generate_mok came later.
+    return (
+        "DKMS's key is not made yet. Make it as DKMS would: openssl req -new -x509 -nodes -days 36500 -newkey rsa:2048 "
+        f"-subj '/CN=DKMS module signing key' -keyout {key['path'].rpartition('.')[0]}.key -outform DER -out {key['path']}, "
+        f"then {found}"
+    )

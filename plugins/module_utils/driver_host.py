@@ -22,7 +22,9 @@ Run = Callable[[Sequence[str], float], Tuple[int, str, str]]
 PATIENCE = 60.0
 # What the role leaves while it changes a driver, and takes away when it is through.
 MARK = "/var/lib/gpu_fleet/driver-change.json"
-DKMS_KEY = "/var/lib/dkms/mok.pub"  # dkms(8), MODULE SIGNING
+# What DKMS signs with unless its framework.conf names another: DKMS 3.0.10, prepare_signing
+DKMS_KEYS = {"ubuntu": "/var/lib/shim-signed/mok/MOK.der", "": "/var/lib/dkms/mok.pub"}
+MELLANOX = "0x15b3"  # vendor of the adapters that manage NVLink 5's switches, on the PCI bus
 # Debian and Ubuntu: /etc/kernel/postinst.d/initramfs-tools
 INITRD = "boot/initrd.img-{kernel}"
 # dpkg(1), PACKAGE STATES; the ones in which nothing is left to do
@@ -30,7 +32,13 @@ SETTLED = ("installed", "config-files", "not-installed")
 
 
 def gather(
-    run: Run, *, root: str = "/", globs: Sequence[str] = (), modules: Sequence[str] = (), names: str = ""
+    run: Run,
+    *,
+    root: str = "/",
+    globs: Sequence[str] = (),
+    modules: Sequence[str] = (),
+    names: str = "",
+    files: Iterable[str] = (),
 ) -> Dict[str, Any]:
     """Every fact of the module, each key always there.
 
@@ -38,13 +46,16 @@ def gather(
     globs    of the packages that are looked for
     modules  that are looked for in the running kernel's folder
     names    of our file in /etc/modprobe.d
+    files    that are read
     """
     release = _line(run, ["uname", "-r"])
     recorded = _text(root, "proc/sys/kernel/osrelease") if root != "/" else None
     kernel = (recorded or release or "").strip()
     installed = packages(run, globs)
+    named = system(_text("/", "etc/os-release") or "")
+    key = dkms_key("/", named or "")
     return {
-        "system": system(_text("/", "etc/os-release") or ""),
+        "system": named,
         "kernel": kernel or None,
         "kernels": kernels("/", run, names),
         "packages": {name: item for name, item in installed.items() if item["state"] == "installed"},
@@ -53,7 +64,8 @@ def gather(
         "audit": (_try(run, ["dpkg", "--audit"]) or ("", ""))[0],
         "sources": sources("/"),
         "secure_boot": _both(run, ["mokutil", "--sb-state"]),
-        "key_enrolled": _enrolled(run),
+        "key_enrolled": _enrolled(run, key),
+        "dkms_key": key,
         "nvlink5": _nvlink5(root),
         "modules": _modules(kernel, modules),
         "loaded": _loaded(root, modules),
@@ -62,6 +74,8 @@ def gather(
         "runfile": any(os.path.lexists(f"/usr/bin/{name}") for name in ("nvidia-uninstall", "nvidia-installer")),
         "compat": _compat(run),
         "mark": _mark(),
+        "files": {path: _text("/", path.lstrip("/")) for path in files},
+        "params": params(_text(root, "proc/driver/nvidia/params") or ""),
     }
 
 
@@ -313,23 +327,50 @@ def units(run: Run) -> List[str]:
     return [line.split()[0] for line in (told[0] if told else "").splitlines() if line.split()]
 
 
-def _enrolled(run: Run) -> Optional[bool]:
+def dkms_key(root: str, named: str) -> Dict[str, Any]:
+    """The certificate that DKMS signs with, and whether it is there: DKMS makes it with its first build only."""
+    path = DKMS_KEYS.get(named.split("-", maxsplit=1)[0], DKMS_KEYS[""])
+    folder = "etc/dkms/framework.conf.d"
+    more = sorted(name for name in _names(os.path.join(root, folder)) if name.endswith(".conf"))
+    for name in ("etc/dkms/framework.conf", *(f"{folder}/{name}" for name in more)):
+        told = re.findall(r"^\s*mok_certificate=[\"']?([^\s\"']+)", _text(root, name) or "", re.MULTILINE)
+        path = told[-1] if told else path
+    return {"path": path, "there": os.path.exists(os.path.join(root, path.lstrip("/")))}
+
+
+def _enrolled(run: Run, key: Mapping[str, Any]) -> Optional[bool]:
     """mokutil(1), --test-key: `FILE is already enrolled`."""
-    told = _both(run, ["mokutil", "--test-key", DKMS_KEY]) if os.path.exists(DKMS_KEY) else None
+    told = _both(run, ["mokutil", "--test-key", key["path"]]) if key["there"] else None
     return None if told is None else "is already enrolled" in told
 
 
+def params(text: str) -> Dict[str, str]:
+    """Name to value of /proc/driver/nvidia/params: `EnableGpuFirmware: 18`, a text in quotes."""
+    return {name: value.strip('"') for name, value in re.findall(r"^(\w+): (.*)$", text, re.MULTILINE)}
+
+
 def _nvlink5(root: str) -> bool:
-    """As the start script of NVIDIA's Fabric Manager looks: the VPD of an InfiniBand device has SW_MNG in it."""
+    """As the start script of NVIDIA's Fabric Manager looks: the VPD of an InfiniBand device has SW_MNG in it.
+
+    That script has loaded mlx5_ib before; here nothing may be loaded yet, so the PCI bus is asked for the adapters, too.
+    """
     folder = os.path.join(root, "sys/class/infiniband")
-    for name in _names(folder):
-        try:
-            with open(os.path.join(folder, name, "device/vpd"), "rb") as handle:
-                if b"SW_MNG" in handle.read():
-                    return True
-        except OSError:
-            continue
-    return False
+    devices = [os.path.join(folder, name, "device") for name in _names(folder)]
+    bus = os.path.join(root, "sys/bus/pci/devices")
+    devices += [
+        os.path.join(bus, name)
+        for name in sorted(_names(bus))
+        if (_text(os.path.join(bus, name), "vendor") or "").strip() == MELLANOX
+    ]
+    return any(_manages_switches(os.path.join(device, "vpd")) for device in devices)
+
+
+def _manages_switches(vpd: str) -> bool:
+    try:
+        with open(vpd, "rb") as handle:
+            return b"SW_MNG" in handle.read()
+    except OSError:
+        return False
 
 
 def _compat(run: Run) -> List[str]:

@@ -109,6 +109,8 @@ def fabric(source: str, system: str, branch_: str, known: Mapping[str, Any]) -> 
 
 # Files
 
+MADE = "# Made by the Ansible role gpu_fleet.vllm.gpu_driver.\n"
+
 
 def source_text(
     *,
@@ -212,9 +214,9 @@ MODULE_NAMES = ("nvidia", "nvidia-current", "nvidia-current-open")
 
 
 def modprobe_text(options: Optional[Mapping[str, str]] = None) -> str:
-    """Keeps nouveau away; options of the module nvidia as given."""
+    """Keeps nouveau away; options of the module nvidia as given, by the names of /proc/driver/nvidia/params, without NVreg_."""
     lines = ["blacklist nouveau", "options nouveau modeset=0"]
-    told = " ".join(f"{name}={value}" for name, value in sorted((options or {}).items()))
+    told = " ".join(f"NVreg_{name}={value}" for name, value in sorted((options or {}).items()))
     lines += [f"options {module} {told}" for module in MODULE_NAMES if told]
     return "\n".join(lines) + "\n"
 
@@ -225,11 +227,33 @@ def persistenced_text(root: str) -> str:
     root  where procfs is
     """
     return (
-        "# Made by the Ansible role gpu_fleet.vllm.gpu_driver.\n[Unit]\nAfter=systemd-modules-load.service\n"
+        f"{MADE}[Unit]\nAfter=systemd-modules-load.service\n"
         f"ConditionPathExists={root.rstrip('/')}/proc/driver/nvidia/version\n"
+    )
+
+
+def waiting_text(path: str) -> str:
+    """A drop-in, systemd.unit(5), of what serves: it does not start, at a boot least of all, with a driver that is not proved.
+
+    path  of the file that is there until then
+    """
+    return f"{MADE}[Unit]\nConditionPathExists=!{path}\n"
+
+
+def dcgm_engine_text() -> str:
+    return f"{MADE}[Unit]\nAfter=nvidia-persistenced.service nvidia-fabricmanager.service\n"
+
+
+def dcgm_exporter_text(address: str, listen: str) -> str:
+    """A drop-in. The exporter runs a host engine of its own unless it is told where the host's is, and only one of two can read
+    the profiling counters. Its unit has Restart=on-abort, which leaves it down where the host engine was not there yet.
+    """
+    return (
+        f"{MADE}[Service]\nEnvironment=DCGM_REMOTE_HOSTENGINE_INFO={address}\nEnvironment=DCGM_EXPORTER_LISTEN={listen}\n"
+        "Restart=on-failure\nRestartSec=5\n"
     )
 
 
 def modules_text(modules: Iterable[str]) -> str:
     """modules-load.d(5): loaded at boot before anything that uses them."""
-    return "# Made by the Ansible role gpu_fleet.vllm.gpu_driver.\n" + "".join(f"{name}\n" for name in modules)
+    return MADE + "".join(f"{name}\n" for name in modules)

@@ -23,7 +23,10 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import (
     HOST,
+    PATHS,
     SOURCES,
+    UNPROVED,
+    WAITING,
     WANT,
     Case,
     Choice,
@@ -34,6 +37,7 @@ __all__ = ["HOST", "SOURCES", "WANT", "Choice", "DriverPlan", "choose"]
 
 # Units whose processes serve from the GPUs: on hosts that are not the head, a replica on Ray runs in ray@ alone.
 SERVING = ("vllm@", "ray@")
+IMEX = "nvidia-imex.service"
 
 
 def choose(
@@ -82,9 +86,10 @@ def choose(
     plan.secure_boot = signed
     _headers(case, plan)
     plan.finishes = driver_checks.finishes(case)
+    _options(case, plan)
     _surroundings(case, plan)
-    _disturbs(case, plan)
     _files(case, plan)
+    _disturbs(case, plan)
     return Choice(None if case.refused else plan, case.findings)
 
 
@@ -275,6 +280,34 @@ def _headers(case: Case, plan: DriverPlan) -> None:
         plan.headers.append(name)
 
 
+def _options(case: Case, plan: DriverPlan) -> None:
+    """Options of the module nvidia, by their names in /proc/driver/nvidia/params."""
+    if not case.want["gpu_firmware"]:
+        plan.options["EnableGpuFirmware"] = "0"
+    if any("imex" in name for name in plan.because):
+        plan.options["CreateImexChannel0"] = "1"  # the one channel that processes of one user need
+
+
+def _anew(case: Case, plan: DriverPlan) -> List[str]:
+    """Options that the loaded driver does not have: it takes them when it is loaded, not before."""
+    have, found = case.host["params"], []
+    for name, value in sorted(plan.options.items()):
+        if have.get(name, value) != value:
+            found.append(f"the loaded driver has {name} {have[name]}, planned is {value}")
+    if "EnableGpuFirmware" not in plan.options and have.get("EnableGpuFirmware") == "0":
+        if "NVreg_EnableGpuFirmware=0" in ((case.host["files"] or {}).get(PATHS["modprobe"]) or ""):
+            found.append("the loaded driver has EnableGpuFirmware 0, planned is its default")
+        else:
+            case.refuse(
+                "driver-gsp",
+                "the loaded driver runs without the GPU's firmware (EnableGpuFirmware 0), and no file of the role says so",
+                "Reboot, if gpu_driver_gpu_firmware was false before; otherwise look for NVreg_EnableGpuFirmware in /etc/modprobe.d and "
+                "on the kernel's command line",
+                "warning",
+            )
+    return found
+
+
 def _surroundings(case: Case, plan: DriverPlan) -> None:
     known, installed = case.known, case.host["packages"]
     plan.may_remove = [
@@ -282,18 +315,18 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         for name in sorted({*installed, *case.host["unsettled"]})
         if name not in plan.packages and names.kind_of(name, known) not in (None, plan.modules)
     ]
+    plan.removes = [name for name in plan.may_remove if name in installed and "dkms" in name]
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
-    plan.holds = sorted(set(plan.packages) - set(plan.moves))
+    parts = {name for name in installed if names.of_driver(name, known) and name not in plan.may_remove}
+    plan.holds = sorted(parts.union(plan.packages))
     plan.blocklist = names.blocklist([*known["globs"], *driver_beside.globs(case)])
     if case.host["nvlink5"]:
         plan.load = list(known["fabric_modules"])
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
-    lacks = [
-        name for name, version in plan.packages.items() if not _there(name, version, installed.get(name), plan, known)
-    ]
-    there = set(lacks) <= set(plan.beside)
+    lacks = _lacks(case, plan)
+    there = set(lacks) <= set(plan.beside) and not plan.removes
     plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
     plan.beside_changes = bool(set(lacks) & set(plan.beside))
     if loaded and not same:
@@ -301,6 +334,8 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         plan.reboot_because.append(f"driver {loaded} ({kind}) is loaded, planned is {plan.version} ({plan.modules})")
     elif case.driver.get("installed") and loaded and case.driver["installed"] != loaded:
         plan.reboot_because.append(f"driver {loaded} is loaded, {case.driver['installed']} is installed")
+    elif loaded and not plan.changes:
+        plan.reboot_because += _anew(case, plan)
     if case.facts.get("nouveau"):
         plan.reboot_because.append("nouveau holds the GPUs")
     kernels, running = case.host["kernels"], case.host["kernel"]
@@ -313,6 +348,13 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     ours = bool(kernels) and all((entry.get("initrd") or {}).get("ours") for entry in kernels.values())
     plan.initramfs = bool((case.facts.get("nouveau") and not ours) or case.host["nouveau_in_initramfs"])
     plan.reboot = bool(plan.reboot_because)
+
+
+def _lacks(case: Case, plan: DriverPlan) -> List[str]:
+    installed, known = case.host["packages"], case.known
+    return [
+        name for name, version in plan.packages.items() if not _there(name, version, installed.get(name), plan, known)
+    ]
 
 
 def _builds(case: Case, plan: DriverPlan) -> List[str]:
@@ -333,11 +375,19 @@ def _there(
 
 def _disturbs(case: Case, plan: DriverPlan) -> None:
     """Services to stop and the reboot, each only with consent."""
-    plan.starts = [unit for unit in (case.host["mark"] or {}).get("stopped") or [] if unit not in case.host["units"]]
-    if not plan.changes and not (plan.reboot and case.want["reboot"] is not False):
+    plan.starts = _left(case)
+    changing = plan.changes or (plan.reboot and case.want["reboot"] is not False)
+    of_dcgm = _dcgm_anew(case, plan)
+    nodes = not changing and _nodes_change(case, plan)
+    if not changing and not nodes and not of_dcgm:
         return
-    plan.stop = [unit for glob in case.known["stop_order"] for unit in sorted(fnmatch.filter(case.host["units"], glob))]
-    gpus = case.facts.get("gpus") or []
+    known, units = case.known, case.host["units"]
+    globs = known["stop_order"]
+    if not changing:
+        parts = [*(f"{name}*" for name in (*SERVING, "vllm-agent@")), IMEX] if nodes else []
+        globs = [glob for glob in globs if names.matches(glob, parts) or glob in of_dcgm]
+    plan.stop = [unit for glob in globs for unit in sorted(fnmatch.filter(units, glob))]
+    gpus = (case.facts.get("gpus") or []) if changing else []
     mig = [str(gpu.get("index")) for gpu in gpus if (gpu.get("mig") or {}).get("current") == "Enabled"]
     if mig and not case.want["mig_layout"]:
         case.refuse(
@@ -346,17 +396,18 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
             "Describe them in gpu_driver_mig_layout, so that they are made anew, or switch MIG off",
         )
     serving = [unit for unit in plan.stop if unit.startswith(SERVING)]
+    what = "the driver" if changing else "the nodes of its NVLink domain" if nodes else "DCGM"
     if serving and not case.want["in_service"]:
         case.refuse(
             "driver-serving",
-            f"{', '.join(serving)} serves on this host, and this playbook never changes the driver under a running service",
+            f"{', '.join(serving)} serves on this host, and this playbook never changes {what} under a running service",
             "Use playbooks/driver.yml, which takes one replica at a time out of service and proves it afterwards",
         )
     elif plan.stop and case.want["stop_services"] is not True:
-        what = f"{', '.join(serving)} serves" if serving else f"{', '.join(plan.stop)} runs"
+        runs = f"{', '.join(serving)} serves" if serving else f"{', '.join(plan.stop)} runs"
         case.refuse(
             "stop-consent",
-            f"{what} on this host, and the driver cannot change under it",
+            f"{runs} on this host, and {what} cannot change under it",
             "Set gpu_driver_stop_services: true and use playbooks/driver.yml, which takes one host at a time out of service",
         )
     # Whose a process is cannot be told while services of ours run; what is left without them is somebody else's.
@@ -379,6 +430,29 @@ def _disturbs(case: Case, plan: DriverPlan) -> None:
             f"it takes a reboot: {'; '.join(plan.reboot_because)}",
             "Set gpu_driver_reboot: true to let the role reboot this host, or false to leave it to you; until then nothing is changed",
         )
+
+
+def _left(case: Case) -> List[str]:
+    """What an earlier run stopped and did not start again."""
+    return [unit for unit in (case.host["mark"] or {}).get("stopped") or [] if unit not in case.host["units"]]
+
+
+def _nodes_change(case: Case, plan: DriverPlan) -> bool:
+    """Whether IMEX runs and has other nodes: it reads them when it starts, and what communicates through it ends with it."""
+    return IMEX in plan.fabric and IMEX in case.host["units"] and PATHS["imex"] in plan.writes
+
+
+def _dcgm_anew(case: Case, plan: DriverPlan) -> List[str]:
+    """Units of DCGM that run with what changes, so that they have to start anew."""
+    if not case.want["dcgm"]:
+        return []
+    entry, lacks = case.known["dcgm"], _lacks(case, plan)
+    engine, exporter = entry["units"]["engine"], entry["units"]["exporter"]
+    packages = any(names.matches(name, entry["globs"]) for name in lacks)
+    found = [engine] if packages or PATHS["dcgm_engine"] in plan.writes else []
+    if case.want["dcgm_exporter"] and (found or entry["exporter"] in lacks or PATHS["dcgm_exporter"] in plan.writes):
+        found.append(exporter)
+    return [unit for unit in found if unit in case.host["units"]]
 
 
 def _files(case: Case, plan: DriverPlan) -> None:
@@ -405,18 +479,24 @@ def _files(case: Case, plan: DriverPlan) -> None:
     records += driver_beside.pins(case, plan.packages)
     plan.files["preferences"] = names.preferences_text(records)
     plan.files["blocklist"] = names.blocklist_text(plan.blocklist)
-    options = {} if case.want["gpu_firmware"] else {"NVreg_EnableGpuFirmware": "0"}
     if any("fabricmanager" in name for name in plan.because):
         plan.fabric.append("nvidia-fabricmanager.service")
     if any("imex" in name for name in plan.because):
-        plan.fabric.append("nvidia-imex.service")
+        plan.fabric.append(IMEX)
         plan.files["imex"] = "".join(f"{address}\n" for address in case.want["imex_nodes"])
-        options["NVreg_CreateImexChannel0"] = "1"  # the one channel that processes of one user need
-    plan.files["modprobe"] = names.modprobe_text(options or None)
+    plan.files["modprobe"] = names.modprobe_text(plan.options)
     # What the fabric needs first, then the driver itself.
     plan.files["modules"] = names.modules_text([*plan.load, "nvidia"])
     if set(case.persistence(plan.branch)) & set(plan.packages):
         plan.files["persistenced"] = names.persistenced_text(case.want["root"])
+    if case.want["dcgm"]:
+        plan.files["dcgm_engine"] = names.dcgm_engine_text()
+    if case.want["dcgm"] and case.want["dcgm_exporter"]:
+        plan.files["dcgm_exporter"] = names.dcgm_exporter_text(case.known["dcgm"]["address"], case.want["dcgm_listen"])
+    plan.files.update(dict.fromkeys(WAITING, names.waiting_text(UNPROVED)))
+    there = case.host["files"]
+    if there is not None:
+        plan.writes = [PATHS[kind] for kind, text_ in plan.files.items() if there.get(PATHS[kind]) != text_]
 
 
 def _preinstalled(case: Case) -> Choice:
@@ -463,4 +543,5 @@ def _preinstalled(case: Case) -> Choice:
             f"Install the Fabric Manager {loaded}",
         )
     plan = DriverPlan(case.system, "preinstalled", branch, loaded, str(kind), "as it is", changes=False)
+    plan.starts = _left(case)
     return Choice(None if case.refused else plan, case.findings)

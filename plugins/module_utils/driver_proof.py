@@ -49,6 +49,16 @@ def findings(
     return found
 
 
+def options(plan: Mapping[str, Any], params: Mapping[str, str], host: str = "") -> List[Finding]:
+    """Options that the loaded driver was to have and has not. params: as module driver_facts returns them."""
+    fix = "Look for another file of /etc/modprobe.d, and at the kernel's command line, that says otherwise"
+    return [
+        Finding("driver-options", host, f"the loaded driver has {name} {params[name]}, planned is {value}", fix)
+        for name, value in sorted((plan.get("options") or {}).items())
+        if params.get(name, value) != value
+    ]
+
+
 def nouveau(kernels: Mapping[str, Any], host: str = "") -> List[Finding]:
     """Kernels that would load nouveau at their next boot. kernels: as module driver_facts returns them."""
     stale = [

@@ -45,6 +45,7 @@ def lines(
     if plan.initramfs:
         found.append("rebuild the initramfs of every kernel: nouveau is in it or loaded")
     found += [f"take away {path}" for path in plan.gone]
+    found += [f"write {path}" for path in plan.writes]
     again = "by the next run after the reboot" if waits else "afterwards"
     found += [f"stop {unit}, start it again {again}" for unit in plan.stop]
     if waits:

@@ -60,3 +60,14 @@ def outages(
     leaving = {services[name] for name in turn["replicas"] if name in services and serves(name)}
     staying = {services[name] for name in plan["replicas"] if name not in turn["replicas"] and serves(name)}
     return sorted(leaving - staying)
+
+
+def waiting(plan: Mapping[str, Any], turn: Mapping[str, Sequence[str]], hosts: Collection[str]) -> List[str]:
+    """Other replicas of the turn's services that are out of service until somebody reboots one of these hosts, as text."""
+    services = {name.rpartition(".")[0] for name in turn["replicas"]}
+    found = []
+    for name, entry in plan["replicas"].items():
+        mine = [host for host in _machines(entry) if host in hosts and host not in turn["hosts"]]
+        if mine and name not in turn["replicas"] and name.rpartition(".")[0] in services:
+            found.append(f"{name} on {', '.join(mine)}")
+    return found

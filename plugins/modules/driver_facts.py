@@ -68,19 +68,22 @@ sources:
   elements: dict
   returned: success
 secure_boot: {description: "What C(mokutil --sb-state) prints; null without mokutil.", type: str, returned: success}
+dkms_key: {description: "The certificate that DKMS signs with: C(path), and C(there), whether it is made yet.", type: dict, returned: success}
 key_enrolled: {description: "Whether the firmware knows DKMS's key; null when nobody can tell.", type: bool, returned: success}
-nvlink5: {description: Whether an InfiniBand device manages NVLink switches., type: bool, returned: success}
+nvlink5: {description: Whether an InfiniBand adapter manages NVLink switches; its module need not be loaded., type: bool, returned: success}
 modules: {description: Which of the modules the running kernel has; null without a list of them., type: dict, returned: success}
 loaded: {description: Which of the modules are loaded., type: list, elements: str, returned: success}
 units: {description: Active services., type: list, elements: str, returned: success}
 dkms: {description: "Output of C(dkms status).", type: str, returned: success}
 runfile: {description: Whether a driver of NVIDIA's .run installer is there., type: bool, returned: success}
 compat: {description: Folders of cuda-compat that the loader finds., type: list, elements: str, returned: success}
+files: {description: "What role gpu_driver writes, as it is: path to text, null where there is none.", type: dict, returned: success}
+params: {description: "Parameters of the loaded driver, C(/proc/driver/nvidia/params).", type: dict, returned: success}
 mark: {description: What a run of role gpu_driver left that was not finished; null without., type: dict, returned: success}
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_host, gpu_facts
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_case, driver_host, gpu_facts
 
 
 def main():
@@ -103,6 +106,7 @@ def main():
             globs=told["globs"],
             modules=told["modules"],
             names=told["modprobe_file"],
+            files=driver_case.PATHS.values(),
         ),
     )
 

@@ -30,6 +30,12 @@ options:
     description: Whether to read the lists of packages first.
     type: bool
     default: true
+  compare_only:
+    description: >-
+      Whether to stop after apt has said what it would do: nothing is installed, so that what is refused is refused before services
+      stop.
+    type: bool
+    default: false
   finish:
     description: Whether something is to be finished that dpkg left half done. All of it has to be of this plan; apt finishes it.
     type: bool
@@ -71,6 +77,7 @@ def main():
             "steps": {"type": "list", "elements": "list", "required": True},
             "expected": {"type": "dict", "required": True},
             "update": {"type": "bool", "default": True},
+            "compare_only": {"type": "bool", "default": False},
             "finish": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
         },
@@ -83,6 +90,10 @@ def main():
         "upgrade": expected.get("upgrade", {}),
         "remove": expected.get("remove", {}),
     }
+    if told["compare_only"]:
+        if not module.check_mode:
+            _compare(module, told, expected)
+        module.exit_json(changed=False, done={what: {} for what in planned}, log=driver_change.LOG)
     if module.check_mode:
         module.exit_json(
             changed=any(planned.values()) or told["finish"], done=planned, diff=_diff(planned), log=driver_change.LOG
@@ -91,9 +102,9 @@ def main():
     module.exit_json(changed=any(done.values()) or told["finish"], done=done, diff=_diff(done), log=driver_change.LOG)
 
 
-def _change(module, told, expected):
-    run, lock = gpu_facts.command, told["lock_timeout"]
-    before, half = driver_change.packages(run), driver_change.unsettled(run)
+def _compare(module, told, expected):
+    """Read the lists, have apt say what it would do, and refuse what was not planned; the steps that are something."""
+    lock = told["lock_timeout"]
     if told["finish"]:
         driver_change.take_in(lock)  # where that fails, apt fails next, and says why
     if told["update"]:
@@ -101,13 +112,20 @@ def _change(module, told, expected):
         if status:
             _fail(module, "apt-get update failed", out, "No package was changed")
     steps = [step for step in told["steps"] if step]
-    would, errors = driver_change.simulated(run, [argument for step in steps for argument in step])
+    would, errors = driver_change.simulated(gpu_facts.command, [argument for step in steps for argument in step])
     strange = driver_change.beyond(would, expected)
     if errors or strange:
         module.fail_json(
             msg=f"{socket.gethostname()}: apt would not do what was planned, no package was changed: {'; '.join(errors + strange)}. "
             "Somebody changed sources, pins or packages meanwhile; run it again and read the new plan"
         )
+    return steps
+
+
+def _change(module, told, expected):
+    run, lock = gpu_facts.command, told["lock_timeout"]
+    before, half = driver_change.packages(run), driver_change.unsettled(run)
+    steps = _compare(module, told, expected)
     for step in steps:
         if (
             len(steps) > 1
@@ -128,11 +146,8 @@ def _change(module, told, expected):
                 "Run it again when that is put right: what is half done is finished then",
             )
     left = sorted(driver_change.unsettled(run) & half)
-    if left:  # unpacked in part, in the very version that is planned: apt takes it for installed
-        status, out = driver_change.install(["--reinstall", *left], lock)
-        left = sorted(driver_change.unsettled(run) & half)
-        if status or left:
-            _fail(module, f"{', '.join(left)} cannot be completed", out, "Look at `dpkg --audit`")
+    if left:
+        _complete(module, steps, left, expected, lock)
     done = driver_change.difference(before, driver_change.packages(run))
     strange = driver_change.beyond(driver_change.without(done, half), expected)
     if strange:
@@ -140,6 +155,24 @@ def _change(module, told, expected):
             msg=f"{socket.gethostname()}: apt did what was not planned: {'; '.join(strange)}. Read {driver_change.LOG}"
         )
     return done
+
+
+def _complete(module, steps, left, expected, lock):
+    """What was unpacked in part, in the very version that is planned: apt takes it for installed."""
+    run = gpu_facts.command
+    exact = driver_change.exact(run, steps, expected, left)
+    arguments = ["--reinstall", *(f"{name}={version}" for name, version in sorted(exact.items()))]
+    would, errors = driver_change.simulated(run, arguments)
+    strange = driver_change.beyond(driver_change.without(would, exact), expected)
+    if errors or strange:
+        module.fail_json(
+            msg=f"{socket.gethostname()}: apt would not do what was planned with {' '.join(arguments)}: {'; '.join(errors + strange)}. "
+            "Look at `dpkg --audit`"
+        )
+    status, out = driver_change.install(arguments, lock)
+    still = sorted(driver_change.unsettled(run) & set(left))
+    if status or still:
+        _fail(module, f"{', '.join(still or left)} cannot be completed", out, "Look at `dpkg --audit`")
 
 
 def _fail(module, what, out, fix):

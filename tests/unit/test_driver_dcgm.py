@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, driver_plan
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, driver_case, driver_plan
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from conftest import REPOSITORY
 from test_driver_plan import KNOWN, V, bare, choose, ids, offered, only, running
@@ -146,21 +146,25 @@ def test_dcgm_3_has_to_be_taken_away_by_hand():
     assert "apt-get purge datacenter-gpu-manager" in told
 
 
-def test_dcgm_alone_changes_without_stopping_anything():
+def test_dcgm_alone_changes_without_stopping_what_serves_and_starts_anew_with_consent():
     facts, packages = running(V)
-    choice = choose(
-        facts,
-        {"dcgm": "4.5.3"},
-        available=with_dcgm("4.5.3"),
-        packages=packages,
-        units=["vllm@chat.0.service", "nvidia-dcgm.service"],
-    )
+    units = ["vllm@chat.0.service", "nvidia-dcgm.service"]
+    there = {"available": with_dcgm("4.5.3"), "packages": packages}
+    want = {"dcgm": "4.5.3", "in_service": False}
+    choice = choose(facts, want, **there)
     assert choice.findings == []
     plan = choice.plan
     assert (plan.changes, plan.beside_changes, plan.reboot, plan.stop) == (False, True, False, [])
+    told = only(choose(facts, want, units=units, **there), "stop-consent")
+    assert "nvidia-dcgm.service runs on this host, and DCGM cannot change under it" in told
+    agreed = choose(facts, {**want, "stop_services": True}, units=units, **there).plan
+    assert (agreed.changes, agreed.stop) == (False, ["nvidia-dcgm.service"])
     packages.update({name: {"version": "1:4.5.3-1", "origin": "NVIDIA"} for name in plan.beside})
-    again = choose(facts, {"dcgm": "4.5.3"}, available=with_dcgm("4.5.3"), packages=packages).plan
-    assert (again.changes, again.beside_changes) == (False, False)
+    files = {driver_case.PATHS[kind]: text for kind, text in plan.files.items()}
+    again = choose(facts, want, units=units, files=files, **there).plan
+    assert (again.changes, again.beside_changes, again.stop) == (False, False, [])
+    other = {**files, driver_case.PATHS["dcgm_engine"]: None}
+    assert "nvidia-dcgm.service runs" in only(choose(facts, want, units=units, files=other, **there), "stop-consent")
 
 
 def test_parts_that_are_there_move_along_and_the_simulation_agrees():

@@ -157,6 +157,42 @@ def test_failure_12_nouveau_in_an_initramfs_that_is_older_than_our_file(root):
     assert look("etc/modprobe.d/x.conf") == {"nouveau": False, "ours": True}
 
 
+def test_failure_4_nvlink_5_is_seen_on_the_pci_bus_before_mlx5_ib_is_loaded(tmp_path):
+    device = tmp_path / "sys/bus/pci/devices/0000:1a:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x15b3\n")
+    (device / "vpd").write_bytes(b"\x82\x10\x00ConnectX-7 V0 SMDL=NIC")
+    assert not driver_host._nvlink5(str(tmp_path))
+    (device / "vpd").write_bytes(b"\x82\x10\x00ConnectX-7 V0 SMDL=SW_MNG\x78")
+    assert driver_host._nvlink5(str(tmp_path))
+    (device / "vendor").write_text("0x8086\n")
+    assert not driver_host._nvlink5(str(tmp_path))
+    loaded = tmp_path / "sys/class/infiniband/mlx5_0"
+    loaded.mkdir(parents=True)
+    (loaded / "device").symlink_to(device)
+    assert driver_host._nvlink5(str(tmp_path))
+
+
+def test_failure_11_the_key_of_dkms_is_where_the_system_has_it(tmp_path):
+    assert driver_host.dkms_key(str(tmp_path), "debian-12") == {"path": "/var/lib/dkms/mok.pub", "there": False}
+    ubuntu = "/var/lib/shim-signed/mok/MOK.der"
+    assert driver_host.dkms_key(str(tmp_path), "ubuntu-24.04")["path"] == ubuntu
+    (tmp_path / "var/lib/dkms").mkdir(parents=True)
+    (tmp_path / "var/lib/dkms/mok.pub").write_text("key")
+    assert driver_host.dkms_key(str(tmp_path), "debian-12")["there"]
+    (tmp_path / "etc/dkms/framework.conf.d").mkdir(parents=True)
+    (tmp_path / "etc/dkms/framework.conf").write_text("# mok_certificate=/not/this\n")
+    (tmp_path / "etc/dkms/framework.conf.d/own.conf").write_text('mok_certificate="/etc/keys/own.der"\n')
+    assert driver_host.dkms_key(str(tmp_path), "debian-12") == {"path": "/etc/keys/own.der", "there": False}
+
+
+def test_parameters_of_the_loaded_driver():
+    text = 'EnableGpuFirmware: 18\nEnableGpuFirmwareLogs: 2\nRegistryDwords: ""\nTemporaryFilePath: "/var/tmp"\n'
+    found = driver_host.params(text)
+    assert (found["EnableGpuFirmware"], found["RegistryDwords"], found["TemporaryFilePath"]) == ("18", "", "/var/tmp")
+    assert driver_host.params("") == {}
+
+
 def test_system():
     assert driver_host.system('NAME="x"\nVERSION_ID="12"\nVERSION="12 (bookworm)"\nID=debian\n') == "debian-12"
     assert driver_host.system('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n') == "ubuntu-24.04"

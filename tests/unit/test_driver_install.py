@@ -63,3 +63,41 @@ def test_a_step_that_alone_would_do_something_else_is_not_taken(apt):
     with pytest.raises(Failed, match="linux-headers-6 alone: remove nvidia-smi 570-1"):
         driver_install._change(Module, Module.params, EXPECTED)
     assert apt[0] == []
+
+
+def test_to_compare_only_installs_nothing_and_refuses_as_well(apt):
+    assert driver_install._compare(Module, Module.params, EXPECTED) == STEPS
+    assert apt[0] == []
+    with pytest.raises(Failed, match="no package was changed: install nvidia-smi 580-1"):
+        driver_install._compare(Module, Module.params, {"install": {"linux-headers-6": "1"}})
+
+
+def test_what_is_half_done_is_completed_in_the_planned_version_by_name(apt, monkeypatch):
+    half = [{"nvidia-smi"}, {"nvidia-smi"}, set()]
+    monkeypatch.setattr(driver_change, "unsettled", lambda _run: half.pop(0))
+    monkeypatch.setattr(
+        driver_change.driver_host,
+        "packages",
+        lambda _run, _globs: {"nvidia-smi": {"version": "570-1", "state": "unpacked"}},
+    )
+    apt[1][("--reinstall", "nvidia-smi=580-1")] = (NOTHING, [])
+    done, install = [], driver_change.install
+
+    def told(arguments, lock):
+        if arguments[0] == "--reinstall":
+            done.append(list(arguments))
+            return 0, ""
+        return install(arguments, lock)
+
+    monkeypatch.setattr(driver_change, "install", told)
+    driver_install._change(Module, Module.params, EXPECTED)
+    assert done == [["--reinstall", "nvidia-smi=580-1"]]
+
+
+def test_a_package_half_done_that_no_step_names_keeps_the_version_that_dpkg_has(monkeypatch):
+    have = {"libc-bin": {"version": "2.36-9", "state": "triggers-pending"}}
+    monkeypatch.setattr(driver_change.driver_host, "packages", lambda _run, _globs: have)
+    assert driver_change.exact(None, STEPS, EXPECTED, ["libc-bin", "nvidia-smi"]) == {
+        "libc-bin": "2.36-9",
+        "nvidia-smi": "580-1",
+    }

@@ -36,7 +36,7 @@ from conftest import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "tests" / "replay"))
 
 import hosts
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, driver_plan, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, driver_case, driver_plan, driver_state
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 
 KNOWN = yaml.safe_load((REPOSITORY / "data" / "driver.yml").read_text())
@@ -252,7 +252,18 @@ def test_a_change_of_the_kind_names_what_may_go():
     facts, packages = running()
     want = {"modules": "proprietary", "reboot": True, "stop_services": True}
     plan = choose(facts, want, packages=packages).plan
-    assert plan.may_remove == ["nvidia-kernel-open-dkms"]
+    assert plan.may_remove == plan.removes == ["nvidia-kernel-open-dkms"]
+    assert plan.arguments == [
+        f"nvidia-driver-cuda={V}-1",
+        f"nvidia-kernel-dkms={V}-1",
+        "nvidia-kernel-open-dkms-",
+    ]
+    # Of one version, too: the other kind is held and pinned, so that apt on its own finds no way.
+    facts, packages = running(V)
+    plan = choose(facts, want, packages=packages).plan
+    assert plan.changes
+    assert "nvidia-kernel-open-dkms-" in plan.arguments
+    assert "nvidia-kernel-open-dkms" not in plan.holds
     assert plan.packages["nvidia-kernel-dkms"] == f"{V}-1"
 
 
@@ -528,6 +539,26 @@ def test_failure_5_imex_only_in_a_rack_and_no_fabric_manager_there():
     assert ids(choice, "warning") == ["fabric-manager-on-rack"]
 
 
+def test_failure_5_other_nodes_restart_imex_with_consent_and_out_of_service_only():
+    nodes = ["192.0.2.1", "192.0.2.2"]
+    driver = {"loaded": V, "installed": V, "flavour": "open", "cuda": "13.0"}
+    facts, packages = bare("2941", "2941", driver=driver), running(V)[1]
+    packages["nvidia-imex"] = packages["nvidia-driver-cuda"]
+    fresh = choose(facts, {"imex_nodes": nodes}, packages=packages).plan
+    files = {driver_case.PATHS[kind]: text for kind, text in fresh.files.items()}
+    serving = ["vllm-agent@chat.0.service", "vllm@chat.0.service", "nvidia-imex.service", "nvidia-persistenced.service"]
+    there = {"packages": packages, "files": files}
+    same = choose(facts, {"imex_nodes": nodes}, units=serving, **there).plan
+    assert (same.stop, same.writes) == ([], [])
+    want = {"imex_nodes": [*nodes, "192.0.2.3"]}
+    assert "nodes of its NVLink domain" in only(choose(facts, want, units=serving, **there), "stop-consent")
+    site = {**want, "in_service": False, "stop_services": True}
+    assert "playbooks/driver.yml" in only(choose(facts, site, units=serving, **there), "driver-serving")
+    plan = choose(facts, {**want, "stop_services": True}, units=serving, **there).plan
+    assert plan.stop == ["vllm-agent@chat.0.service", "vllm@chat.0.service", "nvidia-imex.service"]
+    assert (plan.changes, plan.reboot) == (False, False)
+
+
 def test_failure_6_asked_for_one_branch_and_got_another():
     told = only(
         choose(system="ubuntu-24.04", want={"source": "distribution", "version": "570.211.01"}, available={}),
@@ -666,12 +697,31 @@ def test_failure_10_the_kernel_is_never_changed_by_the_driver():
     assert [finding.id for finding in found] == ["apt-kernel"]
 
 
+UBUNTU = {
+    "available": {
+        name: [{"version": f"{V}-1ubuntu1", "origin": "NVIDIA"}]
+        for name in ("libnvidia-compute-580", "nvidia-dkms-580-open", "nvidia-utils-580")
+    }
+}
+
+
 def test_failure_11_key_was_rejected_by_service():
     told = only(choose(secure_boot="SecureBoot enabled\n"), "secure-boot")
     assert "mokutil --import /var/lib/dkms/mok.pub" in told
     assert "console" in told
     assert choose(secure_boot="SecureBoot enabled\n", key_enrolled=True).plan.secure_boot == "enrolled"
     only(choose(bare(secure_boot=True)), "secure-boot")
+    assert "openssl req -new -x509" in told  # DKMS makes its key with the first build only
+    key = {"path": "/var/lib/dkms/mok.pub", "there": True}
+    told = only(choose(secure_boot="SecureBoot enabled\n", dkms_key=key), "secure-boot")
+    assert "Mokutil --import /var/lib/dkms/mok.pub, reboot" in told
+    assert "openssl" not in told
+    ubuntu = {"path": "/var/lib/shim-signed/mok/MOK.der", "there": False}
+    told = only(
+        choose(system="ubuntu-24.04", secure_boot="SecureBoot enabled\n", dkms_key=ubuntu, **UBUNTU), "secure-boot"
+    )
+    assert "update-secureboot-policy --new-key, then mokutil --import /var/lib/shim-signed/mok/MOK.der" in told
+    assert "gpu_driver_source: distribution" in told
     for off in ("SecureBoot disabled\n", "EFI variables are not supported on this system\n"):
         assert choose(bare(), secure_boot=off).plan.secure_boot is None
 

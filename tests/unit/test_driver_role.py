@@ -49,6 +49,7 @@ def judge(system="debian-12", accelerator="cu130", **want):
         {"source": "mirror", "repository": "https://m.example/", "repository_key": "/k.asc"},
         {"system": "debian-13", "version": "590.48.01"},
         {"version": "580.95.05-0ubuntu1", "system": "ubuntu-24.04"},
+        {"repository": "file:/srv/driver-repository/nvidia/", "imex_nodes": ["192.0.2.1", "fd00::1"]},
         {"repository_fingerprint": "EB69 3B30 35CD 5710 E231 E123 A4B4 6996 3BF8 63CC"},
     ],
     ids=str,
@@ -86,6 +87,9 @@ def test_variables_that_are_right(want):
         ({"folder": "/f"}, "driver-source", "gpu_driver_source is nvidia"),
         ({"source": "preinstalled", "repository": "https://m.example/"}, "driver-source", "is preinstalled"),
         ({"repository_fingerprint": "3BF863CC"}, "driver-key", "no fingerprint"),
+        ({"repository": "htp://m.example/"}, "driver-source", "no address of a repository"),
+        ({"repository": "m.example/debian12"}, "driver-source", "no address of a repository"),
+        ({"source": "preinstalled", "imex_nodes": ["10.0.0.300"]}, "driver-imex", "10.0.0.300"),
         ({"system": "debian-13"}, "driver-branch", "began with branch 590"),
         ({"source": "preinstalled", "mig_layout": {0: []}}, "driver-mig", "0: []"),
         ({"source": "preinstalled", "mig_layout": {"all": ["1g.10gb"]}}, "driver-mig", "'all'"),
@@ -149,6 +153,15 @@ def test_a_service_keeps_a_server(active, lost):
     assert driver_turns.outages({"replicas": REPLICAS}, turn, active) == lost
     units = {host: [f"vllm@{name}.service" for name in names] for host, names in active.items()}
     assert driver.driver_outages({"replicas": REPLICAS}, {"turn": turn, "active": units}) == lost
+
+
+def test_no_other_replica_of_a_service_leaves_while_one_waits_for_its_reboot():
+    turn = {"hosts": ["b"], "replicas": ["chat.1"]}
+    asked = {"turn": turn, "waiting": ["a", "c"]}
+    assert driver.driver_waiting({"replicas": REPLICAS}, asked) == ["chat.0 on a"]
+    assert driver.driver_waiting({"replicas": REPLICAS}, {**asked, "waiting": ["b", "e"]}) == []
+    bare_host = {"turn": {"hosts": ["f"], "replicas": []}, "waiting": ["a"]}
+    assert driver.driver_waiting({"replicas": REPLICAS}, bare_host) == []
 
 
 def test_half_a_replica_serves_nobody():
@@ -296,6 +309,73 @@ def test_a_host_that_has_everything_works_no_more():
     found = planned(NOTHING, facts=facts, packages=DONE, dkms=DKMS)
     assert (found["works"], found["disturbs"], found["satisfied"]) == (False, False, True)
     assert found["lines"][-1] == "nothing changes"
+
+
+def texts(found):
+    """The files of the role, as they are once a plan was carried out."""
+    return {item["path"]: item["content"] for item in found["files"]}
+
+
+def test_a_file_that_changes_is_no_nothing():
+    there = {"packages": DONE, "dkms": DKMS}
+    files = texts(planned(NOTHING, facts=loaded(), **there))
+    same = planned(NOTHING, facts=loaded(), files=files, **there)
+    assert (same["lines"][-1], same["plan"]["writes"]) == ("nothing changes", [])
+    path = "/etc/modprobe.d/gpu-fleet-driver.conf"
+    for text in (None, "blacklist nouveau\n"):
+        lines = planned(NOTHING, facts=loaded(), files={**files, path: text}, **there)["lines"]
+        assert lines[1:] == [f"write {path}"]
+
+
+def test_libraries_that_come_as_dependencies_are_held_too_and_stay_so():
+    along = "Inst dkms (3.0.10 Debian:12 [all])\nInst libnvidia-ml1 (535.261.03-1 Debian:12 [amd64])\n"
+    found = planned(SIMULATED + along + CLOSING)
+    assert found["plan"]["holds"] == sorted([*OPEN, "libnvidia-ml1"])
+    assert "hold libnvidia-ml1" in found["lines"]
+    library = {"libnvidia-ml1": {**DONE["libcuda1"]}, "dkms": {**DONE["libcuda1"], "version": "3.0.10", "hold": False}}
+    offers = {**OFFERED, "libnvidia-ml1": OFFERED["libcuda1"]}
+    again = planned(NOTHING, offers, facts=loaded(), packages={**DONE, **library}, dkms=DKMS)
+    assert again["plan"]["holds"] == found["plan"]["holds"]
+    assert [line for line in again["lines"] if line.startswith("hold ")] == []
+
+
+def test_what_serves_waits_for_the_proof_over_a_reboot():
+    found = planned(SIMULATED + CLOSING, facts=loaded("535.216.01"), want={"reboot": True})
+    assert found["changes_driver"]
+    units = [path for path in texts(found) if path.endswith("gpu-fleet-driver.conf") and "systemd" in path]
+    assert [path.split("/")[4] for path in units] == ["vllm@.service.d", "vllm-agent@.service.d", "ray@.service.d"]
+    for path in units:
+        assert "ConditionPathExists=!/var/lib/gpu_fleet/driver-unproved\n" in texts(found)[path]
+    assert not planned(NOTHING, facts=loaded(), packages=DONE, dkms=DKMS)["changes_driver"]
+
+
+def test_an_option_that_the_loaded_driver_lacks_takes_effect_or_is_said_not_to():
+    params = {"EnableGpuFirmware": "18"}
+    facts = loaded()
+    facts["driver"]["flavour"] = "proprietary"
+    packages = {("nvidia-kernel-dkms" if "open" in name else name): item for name, item in DONE.items()}
+    offers = dict.fromkeys(packages, OFFERED["nvidia-smi"])
+    there = {"packages": packages, "dkms": DKMS.replace("-open", ""), "params": params, "available": offers}
+    want = {"modules": "proprietary", "gpu_firmware": False}
+    asked = planned(NOTHING, facts=facts, want=want, **there)
+    assert "it takes a reboot: the loaded driver has EnableGpuFirmware 18, planned is 0" in asked["stops"][0]
+    done = planned(NOTHING, facts=facts, want={**want, "reboot": True}, **there)
+    assert (done["works"], done["disturbs"], done["plan"]["reboot"]) == (True, True, True)
+    plan = done["plan"]
+    assert [str(item) for item in driver_proof.options(plan, params)] != []
+    for right in ({"EnableGpuFirmware": "0"}, {}):
+        assert driver_proof.options(plan, right) == []
+        assert not planned(NOTHING, facts=facts, want=want, **{**there, "params": right})["plan"]["reboot"]
+
+
+def test_the_gpu_firmware_comes_back_with_a_reboot_where_the_role_had_switched_it_off():
+    off = {"EnableGpuFirmware": "0"}
+    ours = {"/etc/modprobe.d/gpu-fleet-driver.conf": "options nvidia NVreg_EnableGpuFirmware=0\n"}
+    there = {"packages": DONE, "dkms": DKMS, "params": off}
+    assert "it takes a reboot" in planned(NOTHING, facts=loaded(), files=ours, **there)["stops"][0]
+    strange = planned(NOTHING, facts=loaded(), files={}, **there)
+    assert (strange["stops"], strange["plan"]["reboot"]) == ([], False)
+    assert "no file of the role says so" in strange["notes"][0]
 
 
 def test_failure_10_a_kernel_that_came_later_is_built_for_without_disturbing_anybody():
