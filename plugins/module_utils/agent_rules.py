@@ -190,6 +190,7 @@ class Judge:
         self._last_probe = self._silent = self._starved = self._woke = float("-inf")
         self._starved_since: Optional[float] = None
         self._right_began: Optional[float] = None
+        self._unstarted: Optional[Hold] = None  # what was said of it is not said again
         self._since: Dict[str, float] = {}  # how long something that is only borne for a while has been so
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -444,7 +445,11 @@ class Judge:
             if w.now - hold.started <= BEGIN:
                 return Action()
             hold.started, hold.not_before = None, w.now + self.s.backoff
-            self.lines.append(f"systemd did not start it within {BEGIN:.0f} s")
+            if m.restarts:  # something that it needs did not start, Ray for one: no start in vain, but a wait
+                m.restarts.pop()
+            if hold is not self._unstarted:
+                self.lines.append(f"systemd did not start it within {BEGIN:.0f} s: tried again until it does")
+            self._unstarted = hold
         if hold.kind == "limit":
             low = hold.room is not None and hold.room < 4 * ROOM_GROWN
             if low and w.room is not None and w.room >= (hold.room or 0) + ROOM_GROWN:

@@ -57,7 +57,7 @@ def plan(network: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping
 
     network   what module network_facts returned
     settings  what interfaces.choose and interfaces.rdma want, and variables, port_range, reserved_ports, fixed_ports,
-              gateway (bool), blocks {instance: {name: port}} of what is planned for the host
+              gateway (bool), blocks {instance: {name: port or "first-last"}} of what is planned for the host
     known     data/nccl_variables.yml
     """
     host = settings["host"]
@@ -208,12 +208,15 @@ def _of_others(network: Mapping[str, Any]) -> Tuple[PortRange, ...]:
 def _judge_blocks(network: Mapping[str, Any], settings: Mapping[str, Any], found: List[Finding]) -> None:
     """Somebody who listens on a port of a planned replica and is not that replica's own unit."""
     for instance, ports in settings["blocks"].items():
-        own = (f"vllm@{instance}.service", f"vllm-agent@{instance}.service")
-        for name, port in sorted(ports.items(), key=lambda item: item[1]):
-            taken = [item for item in network["listeners"] if item["port"] == port and item.get("unit") not in own]
+        own = {f"{unit}@{instance}.service" for unit in ("vllm", "vllm-agent", "ray")}
+        spans = {name: parse_ports([port])[0] for name, port in ports.items()}
+        for name, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
+            listening = (item for item in network["listeners"] if low <= item["port"] <= high)
+            taken = next((item for item in listening if item.get("unit") not in own), None)
             if taken:
-                message = f"port {port} ({name} of {instance}) is taken{_listener(taken[0])}"
-                fix = "Stop that listener, or give the service another port_base."
+                message = f"port {taken['port']} ({name} of {instance}) is taken{_listener(taken)}"
+                key = "ray_port_base" if name.startswith("ray_") else "port_base"
+                fix = f"Stop that listener, or give the service another {key}."
                 found.append(Finding("port-taken", settings["host"], message, fix))
 
 

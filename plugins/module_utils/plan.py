@@ -500,6 +500,13 @@ def ray_ports(service: Service, layout: Dict[str, Any]) -> Dict[str, int]:
     return {**ports, "workers_first": first, "workers_last": first + offsets["workers"]["span"] - 1}
 
 
+def _ray_block(service: Service, layout: Dict[str, Any]) -> Dict[str, Any]:
+    """The ports of a Ray cluster under names that are not vLLM's own; those of its workers as one range."""
+    ports = ray_ports(service, layout)
+    first, last = ports.pop("workers_first"), ports.pop("workers_last")
+    return {**{f"ray_{name}": port for name, port in ports.items()}, "ray_workers": f"{first}-{last}"}
+
+
 def ray_folder(ports: Dict[str, int]) -> str:
     """Where a Ray cluster keeps its sockets and logs on a host; short, since the path of a socket ends at 107 characters."""
     return f"/run/ray/{ports['gcs']}"
@@ -575,7 +582,9 @@ def _plan(
         "addresses": {host.name: host.address for host in fleet.hosts.values()},
         "services": {},
         "replicas": {},
-        "hosts": {name: {"instances": [], "ray": [], "openings": [], "peers": {}} for name in fleet.hosts},
+        "hosts": {
+            name: {"instances": [], "ray": [], "blocks": {}, "openings": [], "peers": {}} for name in fleet.hosts
+        },
     }
     for service in services:
         own = [r for r in replicas if r.service is service]
@@ -606,8 +615,10 @@ def _plan(
             entry = plan["hosts"][host.name]
             if host in _serving_ranks(replica):
                 entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+                entry["blocks"][replica.instance] = dict(ports)
             if replica.service.executor == "ray":
                 entry["ray"].append(_ray_node(replica, rank, size, fleet))
+                entry["blocks"].setdefault(replica.instance, {}).update(_ray_block(replica.service, fleet.port_layout))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
     return plan

@@ -79,7 +79,7 @@ PORTS_GUARDED = """
 
 - The ports of ranks (`rank_store`, `dp_rpc`, `side_channel` and the kernel's range) have no authentication: whoever reaches them can run
   code in the server. They are open to the other hosts of the replica alone, by address and on the interface of the cluster network.
-  A rank does not start while the fleet's firewall table does not guard them (`ExecStartPre=` of its unit).
+  A rank does not start while the fleet's firewall table does not guard them (`ExecStartPre=` of its unit, and of Ray's).
 - The kernel's range also serves every outgoing connection of the host. Ports in it that others need are kept out of it with
   `nccl_reserved_ports`; what somebody else put into `net.ipv4.ip_local_reserved_ports` stays.
 - Your own `firewall_openings` are added to those of the plan. One that would open a port of ranks is refused.

@@ -302,6 +302,21 @@ def test_what_the_firewalls_gate_refuses_is_a_wait_and_no_start_in_vain(where):
             assert len([line for line in host.judge.lines if line.startswith("healed")]) == 1
 
 
+def test_what_systemd_cannot_start_is_a_wait_and_no_start_in_vain(monkeypatch):
+    """The unit's requirement fails, Ray's for one: the start ends without a run of the unit."""
+    world = serving(1)
+    host = world.hosts[0]
+    able = host.start
+    monkeypatch.setattr(host, "start", lambda auto: None)
+    host.crash()
+    world.run(1000)
+    assert not host.told["limit_reached"]
+    assert len([line for line in host.judge.lines if "systemd did not start it" in line]) == 1
+    monkeypatch.setattr(host, "start", able)
+    world.until_serves(SOON)
+    quiet(world)
+
+
 def test_a_gate_that_opens_does_not_forgive_starts_in_vain():
     world = serving(1)
     host = world.hosts[0]

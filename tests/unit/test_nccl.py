@@ -194,6 +194,20 @@ def test_a_foreign_listener_on_a_port_of_a_replica_is_named():
     assert "vllm@old.0.service" in finding
 
 
+def test_a_foreign_listener_among_the_ports_of_ray_is_named():
+    block = {"chat.0": {"ray_gcs": 20000, "ray_workers": "20016-20063"}}
+    own = [(20000, 990, {"unit": "ray@chat.0.service"}), (20016, 990, {"unit": "ray@chat.0.service"})]
+    assert judge(blocks=block, listeners=own).findings == []
+    foreign = {"process": "nginx", "pid": 812, "unit": "nginx.service"}
+    (finding,) = said(judge(blocks=block, listeners=[*own, (20063, 0, foreign)]).findings)
+    assert finding.startswith(
+        "gpu-01: port 20063 (ray_workers of chat.0) is taken (nginx, process 812, nginx.service). "
+    )
+    assert "another ray_port_base" in finding
+    (finding,) = said(judge(blocks=block, listeners=[(20000, 990, {"unit": "ray@other.0.service"})]).findings)
+    assert "port 20000 (ray_gcs of chat.0)" in finding
+
+
 def test_listeners_of_the_replica_and_its_agent_and_on_other_ports_are_none():
     own = [(8000, 990, {"unit": "vllm@chat.0.service"}), (8001, 0, {"unit": "vllm-agent@chat.0.service"}), (8002, 0)]
     assert judge(blocks=BLOCK, listeners=own).findings == []

@@ -325,6 +325,13 @@ def test_the_ports_of_ray_are_pinned_apart_and_open_to_peers_only():
     assert not set(single) & set(workers)
     assert len(workers) == 48
     assert set(single) | set(workers) <= set(range(20000, 20064))
+    # What nobody else may listen on: the head has vLLM's server, the others only Ray's processes.
+    block = {
+        **{f"ray_{name}": port for name, port in ports.items() if "workers" not in name},
+        "ray_workers": "20016-20063",
+    }
+    assert made["hosts"]["gpu-02"]["blocks"] == {"a.0": block}
+    assert made["hosts"]["gpu-01"]["blocks"] == {"a.0": {**made["replicas"]["a.0"]["ports"], **block}}
     (ray,) = [o for o in made["hosts"]["gpu-02"]["openings"] if o["name"] == "a.0 ray"]
     assert (ray["ports"], ray["from"]) == (["20000-20063"], ["198.51.100.1"])
 
