@@ -48,6 +48,26 @@ def systemctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def of_files(paths: List[str]) -> List[str]:
+    """Units that unit files and drop-ins belong to; of a template, the pattern of all its instances (systemctl(1))."""
+    names = set()
+    for path in paths:
+        folder, name = os.path.split(path)
+        if folder.endswith(".d"):
+            name = os.path.basename(folder)[: -len(".d")]
+        if name.rpartition(".")[2] in ("service", "socket", "timer", "target"):
+            names.add(name.replace("@.", "@*."))
+    return sorted(names)
+
+
+def unread(paths: List[str]) -> bool:
+    """Whether systemd has yet to read one of these unit files again; it reads those of units that are not loaded anyway."""
+    names = of_files(paths)
+    if not names:
+        return False
+    return "yes" in systemctl("show", "--property=NeedDaemonReload", "--value", *names).stdout.split()
+
+
 def unit_name(instance: str) -> str:
     return f"vllm@{instance}.service"
 

@@ -23,6 +23,12 @@ options:
       path: {description: Absolute path., type: path, required: true}
       content: {description: The whole text., type: str, required: true}
       mode: {description: Permissions in octal., type: str, default: "0644"}
+  reload:
+    description:
+      - Have systemd read its unit files again where one of O(files) was written, and where systemd says that it has yet to read
+        them (C(NeedDaemonReload)), as after a run that was cut off in between.
+    type: bool
+    default: false
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
   diff_mode: {support: full, description: Shows each file before and after.}
@@ -43,13 +49,24 @@ why:
   elements: str
   returned: success
   sample: [/etc/nccl.conf had another content]
+reloaded:
+  description: Whether systemd read its unit files again.
+  type: bool
+  returned: success
 """
 
 import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, units
+
+
+def reload_systemd(module):
+    """systemctl daemon-reload, or fail."""
+    rc, _out, err = module.run_command(["systemctl", "daemon-reload"])
+    if rc:
+        module.fail_json(msg=f"{socket.gethostname()}: systemctl daemon-reload failed: {err.strip()}")
 
 
 def main():
@@ -66,7 +83,8 @@ def main():
                     "content": {"type": "str", "required": True},
                     "mode": {"type": "str", "default": "0644"},
                 },
-            }
+            },
+            "reload": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -83,7 +101,12 @@ def main():
                     host_files.write(path, text, mode)
         except OSError as error:
             module.fail_json(msg=f"{socket.gethostname()}: {path}: {error.strerror}")
-    module.exit_json(changed=bool(why), why=why, diff=diffs)
+    reloaded = module.params["reload"] and (
+        bool(why) or units.unread([item["path"] for item in module.params["files"]])
+    )
+    if reloaded and not module.check_mode:
+        reload_systemd(module)
+    module.exit_json(changed=bool(why), why=why, diff=diffs, reloaded=reloaded)
 
 
 if __name__ == "__main__":
