@@ -204,6 +204,10 @@ def nspawn_command(lab: Lab, host: str) -> list[str]:
 # -- SSH --------------------------------------------------------------------------------------------------------------
 
 
+# A machine that is short of memory or of processor time has kept a new connection waiting for more than ten seconds.
+SSH_SECONDS = 30
+
+
 def ssh_options(lab: Lab) -> list[str]:
     """Options that keep the user's own SSH configuration and known hosts out of it."""
     folder = lab.names.folder
@@ -216,7 +220,7 @@ def ssh_options(lab: Lab) -> list[str]:
             "-o",
             "GlobalKnownHostsFile=/dev/null",
         ),
-        *("-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"),
+        *("-o", "StrictHostKeyChecking=yes", "-o", "IdentitiesOnly=yes", "-o", f"ConnectTimeout={SSH_SECONDS}"),
     ]
 
 

@@ -166,6 +166,8 @@ def inventory(lab: Lab) -> str:
         "ansible_user": "root",
         "ansible_ssh_private_key_file": str(lab.names.folder / "id"),
         "ansible_ssh_common_args": options,
+        "ansible_ssh_timeout": hosts.SSH_SECONDS,
+        "ansible_ssh_retries": 2,
         "ansible_python_interpreter": "/usr/bin/python3",
         "fleet_system": {"bookworm": "debian-12", "trixie": "debian-13"}.get(lab.suite, lab.suite),
         **({"fleet_http_proxy": machine.http_proxy()} if machine.http_proxy() else {}),
