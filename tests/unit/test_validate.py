@@ -162,7 +162,6 @@ def test_refused(tmp_path, variables, words):
 
 
 def test_values_that_a_host_would_only_trip_over_later(tmp_path):
-    (tmp_path / "carried").mkdir()
     variables = {
         "firewall_ssh_ports": [],
         "gpu_driver_lock_timeout": -5,
@@ -171,7 +170,7 @@ def test_values_that_a_host_would_only_trip_over_later(tmp_path):
         "gpu_driver_version": "580.126.20",
         "gpu_driver_repository": "htp://mirror.example/debian12/",
         "gpu_driver_imex_nodes": ["192.0.2.1", "10.0.0.300"],
-        "package_source_folder": str(tmp_path / "carried"),
+        "package_source_folder": "/nowhere/carried",
     }
     status, said = validate(tmp_path, variables)
     assert status != 0
@@ -182,7 +181,7 @@ def test_values_that_a_host_would_only_trip_over_later(tmp_path):
         "vllm_service_start_timeout is '-1'",
         "gpu_driver_repository is 'htp://mirror.example/debian12/', which is no address",
         "gpu_driver_imex_nodes has '10.0.0.300', which is no address",
-        "carried, which has no Packages, Release",
+        "package_source_folder is /nowhere/carried, which is not on the controller",
     ):
         assert words in said, said
 
