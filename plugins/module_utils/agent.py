@@ -214,6 +214,7 @@ class Prober(Asker):
         self.unit = rules.Unit(rules.DOWN, "")
         self.last: Optional[rules.Probe] = None
         self.seconds: Optional[float] = None
+        self.failed = threading.Event()  # the agent need not wait for its next second to look at it
 
     def turn(self) -> float:
         unit, config = self.unit, self.config
@@ -232,8 +233,11 @@ class Prober(Asker):
             problem=answer.problem[:200],
         )
         self.seconds = ended - began
-        # After a failure at once, so that a dead server is known within two deadlines, but not in a tight circle.
-        return config["probe_every"] if answer.right else max(TICK, config["probe_every"] - (ended - began))
+        if not answer.right:
+            self.failed.set()
+        # From one's begin to the next one's: after a deadline that passed at once, so that a dead server is known within an
+        # interval and two deadlines.
+        return max(TICK if answer.right else 0.0, config["probe_every"] - (ended - began))
 
     def progress(self) -> Optional[float]:
         address, port = self.config["api"]
@@ -474,7 +478,10 @@ class Agent:
             asker.start()
         while True:
             self.turn()
-            time.sleep(TICK)
+            if self.prober is None:
+                time.sleep(TICK)
+            elif self.prober.failed.wait(TICK):
+                self.prober.failed.clear()
 
     def turn(self) -> None:
         world = self.world()

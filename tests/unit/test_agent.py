@@ -12,7 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent, agent_config, firewall_gate, start_time
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    agent,
+    agent_config,
+    firewall_gate,
+    probe,
+    start_time,
+)
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
 from ansible_collections.gpu_fleet.vllm.plugins.modules import instance
 from conftest import REPOSITORY
@@ -329,6 +335,32 @@ def test_it_kills_without_a_drain_and_starts_again(config, monkeypatch, capsys):
     assert made.state(made.world())["probe"]["right"]
 
 
+@pytest.mark.parametrize(
+    ("took", "problem", "pause", "looks"),
+    [
+        (0.1, "", 4.9, False),
+        (2.0, "", 3.0, False),
+        (8.0, "", 1.0, False),
+        (10.0, "late", 0.0, True),
+        (0.1, "refused", 4.9, True),
+    ],
+)
+def test_a_hung_server_is_known_within_an_interval_and_two_deadlines(config, monkeypatch, took, problem, pause, looks):
+    clock = [1000.0]
+
+    def completion(*_arguments):
+        clock[0] += took
+        return probe.Answer(0 if problem else 200, took, problem)
+
+    monkeypatch.setattr(agent.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(agent.probe, "completion", completion)
+    prober = agent.Prober({**config, "probe_every": 5.0, "probe_deadline": 10.0})
+    monkeypatch.setattr(prober, "progress", lambda: None)
+    prober.unit = rules.Unit(rules.UP, "a", ready=True)
+    assert prober.turn() == pytest.approx(pause)
+    assert prober.failed.is_set() == looks
+
+
 def test_what_somebody_else_stopped_stays_stopped(config, monkeypatch):
     calls = []
 
@@ -355,12 +387,10 @@ def test_it_runs_as_it_is_installed(tmp_path):
     """The folder that the role makes, run isolated, as the unit does."""
     package = tmp_path / "gpu_fleet_agent"
     package.mkdir()
-    starter = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__vllm_service_agent_starter"]
-    for name, content in starter.items():
+    variables = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+    for name, content in variables["__vllm_service_agent_starter"].items():
         (tmp_path / name).write_text(content)
-    tasks = yaml.safe_load((ROLE / "tasks/agent.yml").read_text())
-    (copied,) = [task["loop"] for task in tasks if task["name"] == "Install the agent"]
-    for name in copied:
+    for name in variables["__vllm_service_agent_modules"]:
         (package / name).write_text((REPOSITORY / "plugins/module_utils" / name).read_text())
     done = subprocess.run(
         [sys.executable, "-I", "-B", str(tmp_path), str(tmp_path / "none.json")],
