@@ -10,6 +10,7 @@ import yaml
 from conftest import REPOSITORY
 
 OURS = ["system/vllm@.service", "system/vllm@chat.0.service.d/generation.conf", "system/multi-user.target.wants/x.conf"]
+OURS += ["system/vllm@.service.d/gpu-fleet-driver.conf"]  # of role gpu_driver
 STRANGERS = ["system/ssh.service.d/zz.conf", "user/vllm@.service.d/zz.conf", "system/vllm@chat.0.service.d/notes.txt"]
 
 
