@@ -690,3 +690,36 @@ def test_failure_1_the_files_hold_and_pin_what_is_installed():
     files = written(from_nvidia())
     assert "Pin: version 580.126.20-1\nPin-Priority: 1001" in files["/etc/apt/preferences.d/gpu-fleet-driver"]
     assert '"nvidia-";' in files["/etc/apt/apt.conf.d/52gpu-fleet-driver"]
+
+
+# The order of the tasks
+
+
+def tasks(name):
+    return yaml.safe_load((REPOSITORY / "roles/gpu_driver/tasks" / f"{name}.yml").read_text())
+
+
+def place(name, part, value):
+    """Where the first task stands that has this value at a module's argument, or in a module's free form."""
+    for number, task in enumerate(tasks(name)):
+        for module, told in task.items():
+            if module.startswith(("ansible.", "gpu_fleet.")) and (
+                told == value if not part else isinstance(told, dict) and told.get(part) == value
+            ):
+                return number
+    raise AssertionError(f"{name}.yml has no {part} {value}")
+
+
+def test_apt_is_asked_before_anything_stops():
+    asked, stopped = place("change", "compare_only", True), place("change", "state", "stopped")
+    assert asked < stopped < place("change", "", "install.yml")
+
+
+def test_nothing_serves_before_the_proof():
+    bar = next(number for number, task in enumerate(tasks("change")) if "__gpu_driver_unproved" in str(task))
+    assert bar < place("change", "state", "stopped")
+    started = tasks("change")[place("change", "state", "started")]
+    assert "reject('search', __gpu_driver_serves)" in started["loop"]
+    assert place("main", "", "prove.yml") < place("main", "", "finish.yml")
+    assert place("turn", "", "main.yml") < place("turn", "", "admit.yml")
+    assert place("turn", "", "look.yml") < place("turn", "", "drain.yml") < place("turn", "", "main.yml")
