@@ -363,6 +363,9 @@ class Judge:
             return f"rank {rank} is gone: {blocked or said.get('why') or 'its server ended'}"
         if mate and said.get("invocation") != mate:
             return f"rank {rank} was started anew"
+        if mate and said.get("phase") == ENDING and self.s.spans:
+            # A worker that is told to stop works no more, though it may take a while to end (measured): nothing comes any more.
+            return f"rank {rank} is being stopped"
         if said.get("left") == w.unit.invocation:
             return f"rank {rank} left this run: {said.get('why') or 'its server ended'}"
         if self._lasting(f"blocked {rank}", bool(not mate and blocked), w.now):

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -115,9 +116,13 @@ class Fleet:
             assert time.monotonic() < end, "the head's agent did not see it answer"
             time.sleep(1)
 
-    def engine(self, signal: str) -> None:
+    def strikes(self, host: str, script: str, check: bool = True) -> float:
+        """Run a script that does a fault; when it began on the host, whose clock is this machine's. SSH to a busy host takes long."""
+        return float(self.on(host, f"date +%s.%N; {script}", check).splitlines()[0])
+
+    def engine(self, signal: str) -> float:
         """Send a signal to the head's engine process, which vLLM calls VLLM::EngineCore."""
-        self.on(
+        return self.strikes(
             HEAD,
             f"group=$(systemctl show {UNIT} -p ControlGroup --value); hit=; "
             "for pid in $(cat /sys/fs/cgroup$group/cgroup.procs); do "
@@ -128,32 +133,37 @@ class Fleet:
 # -- the faults ------------------------------------------------------------------------------------------------------------
 
 
-def kill_main(fleet: Fleet, host: str) -> None:
-    fleet.on(host, f"systemctl kill --signal=KILL --kill-whom=main {UNIT}")
+# Each does its fault and returns when it began (seconds of the epoch).
 
 
-def cut(fleet: Fleet, seconds: float) -> None:
+def kill_main(fleet: Fleet, host: str) -> float:
+    return fleet.strikes(host, f"systemctl kill --signal=KILL --kill-whom=main {UNIT}")
+
+
+def cut(fleet: Fleet, seconds: float) -> float:
     with Cut(int(fleet.on(WORKER, "cat /sys/class/net/host0/iflink"))):
+        began = time.time()
         time.sleep(seconds)
+    return began
 
 
-def reboot(fleet: Fleet, host: str) -> None:
-    fleet.on(host, "systemctl reboot", check=False)
-    time.sleep(2)
+def reboot(fleet: Fleet, host: str) -> float:
+    return fleet.strikes(host, "systemctl reboot", check=False)
 
 
-def disk_full(fleet: Fleet) -> None:
+def disk_full(fleet: Fleet) -> float:
     """The disk of the worker's caches is full when its rank ends, and there is room again 60 s later."""
-    fleet.on(
+    began = fleet.strikes(
         WORKER,
-        "mount -t tmpfs -o size=64m,mode=755 tmpfs /var/cache/vllm; head -c 64M /dev/zero > /var/cache/vllm/filler; "
+        "mount -t tmpfs -o size=64m,mode=755 tmpfs /var/cache/vllm && head -c 64M /dev/zero > /var/cache/vllm/filler; "
+        "systemd-run --quiet --on-active=60 --timer-property=AccuracySec=100ms umount --lazy /var/cache/vllm; "
         f"systemctl kill --signal=KILL --kill-whom=main {UNIT}",
-        check=False,
     )
-    time.sleep(60)
+    time.sleep(max(0.0, began + 55 - time.time()))
     with pytest.raises(OSError):
         completion(fleet.url, fleet.key)
-    fleet.on(WORKER, "umount --lazy /var/cache/vllm")
+    time.sleep(max(0.0, began + 60 - time.time()))
+    return began
 
 
 # Name to what is done, how long it lasts (answers are asked for that much later), and what the table calls it.
@@ -187,19 +197,15 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
     flight = Flight(fleet.url, fleet.key, TOKENS).start()
     time.sleep(3)
     assert flight.ended is None, f"the request in flight did not last: {flight.outcome}"
-    began = time.monotonic()
     act, lasts, _ = FAULTS[name]
-    doing = threading.Thread(target=act, args=(fleet, number))
-    doing.start()
-    again, note = None, ""
-    with contextlib.suppress(AssertionError):
-        doing.join(lasts + 60)
-        if lasts:  # what is asked counts from its end on
-            began_again = began + lasts
-            again = max(0.0, answers_within(fleet.url, fleet.key, PATIENCE, began_again))
-        else:
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(act, fleet, number)
+        if not lasts:
             wait_until_down(fleet, flight)
-            again = answers_within(fleet.url, fleet.key, PATIENCE, began)
+        began = doing.result(lasts + 120) - time.time() + time.monotonic()
+    again = None
+    with contextlib.suppress(AssertionError):  # what is asked counts from the end of what lasts
+        again = max(0.0, answers_within(fleet.url, fleet.key, PATIENCE, began + lasts))
     flight.thread.join(60)
     after = fleet.invocations()
     return Outcome(
@@ -211,7 +217,6 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
         flight=flight.outcome[:120],
         orphans=fleet.orphans(),
         restarted=all(after[host] != before[host] for host in before),
-        note=note,
     )
 
 

@@ -336,16 +336,17 @@ def test_it_kills_without_a_drain_and_starts_again(config, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("took", "problem", "pause", "looks"),
+    ("answer", "pause", "looks"),
     [
-        (0.1, "", 4.9, False),
-        (2.0, "", 3.0, False),
-        (8.0, "", 1.0, False),
-        (10.0, "late", 0.0, True),
-        (0.1, "refused", 4.9, True),
+        ((0.1, ""), 4.9, False),
+        ((2.0, ""), 3.0, False),
+        ((8.0, ""), 1.0, False),
+        ((10.0, "late"), 0.0, True),
+        ((0.1, "refused"), 4.9, True),
     ],
 )
-def test_a_hung_server_is_known_within_an_interval_and_two_deadlines(config, monkeypatch, took, problem, pause, looks):
+def test_a_hung_server_is_known_within_an_interval_and_two_deadlines(config, monkeypatch, answer, pause, looks):
+    took, problem = answer
     clock = [1000.0]
 
     def completion(*_arguments):

@@ -528,6 +528,24 @@ def test_an_agent_that_stood_still_itself_calls_nobody_lost_at_once(late, killed
     assert judge.step(dataclasses.replace(seen, now=137.0)).kind == ("none" if killed else "kill")
 
 
+@pytest.mark.parametrize(("spans", "killed"), [(True, True), (False, False)])
+def test_a_worker_that_is_told_to_stop_ends_the_head_at_once(spans, killed):
+    """Data parallel ranks work for themselves, and finish what they have."""
+    said = {"invocation": "b", "phase": rules.UP, "mates": {"0": "a"}, "left": "", "blocked": "", "answered": ""}
+    unit, judge = rules.Unit(rules.UP, "a", ready=True), rules.Judge(rules.Settings(rank=0, ranks=2, spans=spans))
+    assert judge.step(rules.World(100.0, unit, {1: rules.Peer(100.0, said)})).kind == "none"
+    seen = judge.step(rules.World(101.0, unit, {1: rules.Peer(101.0, {**said, "phase": rules.ENDING})}))
+    assert seen.kind == ("kill" if killed else "none")
+
+
+def test_a_head_that_is_told_to_stop_finishes_its_requests_with_its_workers():
+    said = {"invocation": "a", "phase": rules.UP, "mates": {"1": "b"}, "left": "", "blocked": "", "answered": ""}
+    unit, judge = rules.Unit(rules.UP, "b", ready=True), rules.Judge(rules.Settings(rank=1, ranks=2))
+    for now in range(100, 130):
+        state = {**said, "phase": rules.ENDING} if now > 100 else said
+        assert judge.step(rules.World(float(now), unit, {0: rules.Peer(float(now), state)})).kind == "none"
+
+
 @pytest.mark.parametrize(("moves", "killed"), [(0.004, False), (-0.004, False), (0.0, True)])
 def test_whatever_moves_in_the_metrics_is_progress(moves, killed):
     unit, judge = rules.Unit(rules.UP, "a", ready=True), rules.Judge(rules.Settings(rank=0, ranks=1))
