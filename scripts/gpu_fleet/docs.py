@@ -243,6 +243,40 @@ def causes() -> str:
     return out
 
 
+def runbooks() -> dict[pathlib.Path, str]:
+    """A page an alert, and the list of them."""
+    sys.path.insert(0, str(ROOT / "collections"))
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils.monitoring import documented
+
+    known = {
+        name: yaml.safe_load((ROOT / f"data/{name}.yml").read_text())
+        for name in ("metrics", "recordings", "alerts", "thresholds")
+    }
+    note, folder = NOTE.format(source="data/alerts.yml"), ROOT / "docs/runbooks"
+    pages, rows = {}, []
+    for entry in known["alerts"]:
+        name, lasts = entry["alert"], entry.get("for")
+        rows.append([f"[{name}]({name}.md)", entry["severity"], cell(entry["means"])])
+        pages[folder / f"{name}.md"] = (
+            note
+            + f"# {name}\n\nSeverity {entry['severity']}{f', after {lasts}' if lasts else ''}. {text(entry['means'])}\n\n"
+            + f"It fires where this is true:\n\n```\n{documented(entry['expr'], known)}\n```\n\n"
+            + "## Look\n\n```\n"
+            + "\n".join(entry["look"])
+            + "\n```\n\n## Do\n\n"
+            + "".join(f"- {line}\n" for line in entry["do"])
+        )
+    thresholds = [[f"`{name}`", str(entry["value"]), entry["what"]] for name, entry in known["thresholds"].items()]
+    pages[folder / "README.md"] = (
+        note
+        + "# Runbooks\n\nOne page an alert; REPLICA is a name such as chat.0, INVENTORY the fleet's. Rules: [monitoring.md](../monitoring.md).\n\n"
+        + table(["alert", "severity", "what it means"], rows)
+        + "\n## Thresholds\n\n`monitoring_thresholds` changes them.\n\n"
+        + table(["threshold", "default", "what it is"], thresholds)
+    )
+    return pages
+
+
 def _blanks(sentence: str) -> str:
     """A sentence of a signature without what a log fills in: {name|else} reads else, {name} stays a name."""
     return re.sub(
@@ -265,6 +299,7 @@ def documents() -> dict[pathlib.Path, str]:
         ROOT / "docs/releases.md": releases(),
         ROOT / "docs/findings.md": findings(),
         ROOT / "docs/causes.md": causes(),
+        **runbooks(),
     }
 
 
@@ -276,6 +311,7 @@ def main() -> int:
     for path, content in stale.items():
         print(f"{path.relative_to(ROOT)}: {'out of date, run scripts/docs' if check else 'written'}")
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(content)
     return 1 if check and stale else 0
 

@@ -1,0 +1,210 @@
+"""From the plan to what Prometheus is told: whom it asks, what it computes, when it raises an alert. Pure: data in, dicts out.
+
+data/metrics.yml says how vLLM's metrics are called by version, data/recordings.yml and data/alerts.yml have the rules. In their
+expressions stand
+    ${running}                the selector of a notion of metrics.yml, for every name that the fleet's versions give it
+    ${rate finished 5m}       the rate of a counter; ${rate ttft_bucket 5m} of a histogram's buckets
+    ${set waiting}            a threshold
+A rule that asks for what no version in the fleet has is left out, and so is what builds on it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+PLACE = re.compile(r"\$\{([a-z_ 0-9]+)\}")
+OWN = re.compile(r"gpu_fleet:[a-zA-Z0-9_:]+")
+JOB = "vllm"
+LOOPBACK = "127.0.0.1"
+# What an objective of a service is called, and the constant that rules compare with.
+OBJECTIVES = {
+    "ttft_seconds": "gpu_fleet:objective_ttft_seconds",
+    "itl_seconds": "gpu_fleet:objective_itl_seconds",
+    "tokens_per_second": "gpu_fleet:baseline_tokens",
+    "running": "gpu_fleet:baseline_running",
+}
+RUNBOOKS = "docs/runbooks"
+
+
+class Absent(Exception):
+    """No version in the fleet has the metric."""
+
+
+def _number(version: str) -> Tuple[int, ...]:
+    """A version that counts: 0.6.6.post1 and 0.32.0+cpu are 0.6.6 and 0.32.0."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+def names(metrics: Mapping[str, Any], notion: str, versions: Iterable[str]) -> List[str]:
+    """The names that these versions of vLLM give a notion, each once. Raises Absent where none has it."""
+    found: Dict[str, None] = {}
+    for version in versions:
+        for entry in metrics[notion]["names"]:
+            last = entry.get("last")
+            if _number(entry["first"]) <= _number(version) and (last is None or _number(version) <= _number(last)):
+                found[entry["name"]] = None
+                break
+    if not found:
+        raise Absent(notion)
+    return list(found)
+
+
+def fill(expression: str, metrics: Mapping[str, Any], versions: Sequence[str], thresholds: Mapping[str, float]) -> str:
+    """An expression as Prometheus reads it. Raises Absent, and KeyError for what is no notion and no threshold."""
+
+    def one(found: "re.Match[str]") -> str:
+        words = found.group(1).split()
+        if words[0] == "set":
+            return f"{float(thresholds[words[1]]):g}"
+        if words[0] == "rate":
+            notion, part = words[1], ""
+            if notion.endswith("_bucket"):
+                notion, part = notion[: -len("_bucket")], "_bucket"
+            parts = [f'rate({name}{part}{{job="{JOB}"}}[{words[2]}])' for name in names(metrics, notion, versions)]
+        else:
+            parts = [f'{name}{{job="{JOB}"}}' for name in names(metrics, words[0], versions)]
+        return " or ".join(parts)
+
+    return PLACE.sub(one, expression)
+
+
+def documented(expression: str, known: Mapping[str, Any]) -> str:
+    """An alert's expression for people: with the thresholds' defaults; alerts name no metric of vLLM."""
+    defaults = {name: entry["value"] for name, entry in known["thresholds"].items()}
+    return " ".join(fill(expression, known["metrics"], (), defaults).split())
+
+
+def rules(plan: Mapping[str, Any], known: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """A rule file: its groups.
+
+    known      metrics, recordings, alerts: the content of those files of data/
+    settings   thresholds; objectives: service to ttft_seconds, itl_seconds, tokens_per_second, running; keys: name to the
+               seconds since 1970 at which it ends; runbooks: what stands before NAME.md in runbook_url
+    """
+    versions = sorted({replica["version"] for replica in plan["replicas"].values()}, key=_number)
+    constants = _constants(plan, settings)
+    defined = {rule["record"] for rule in constants}
+
+    def expression(entry: Mapping[str, Any]) -> Optional[str]:
+        if set(OWN.findall(entry["expr"])) - defined:
+            return None
+        try:
+            return " ".join(fill(entry["expr"], known["metrics"], versions, settings["thresholds"]).split())
+        except Absent:
+            return None
+
+    computed = []
+    for entry in known["recordings"]:
+        told = expression(entry)
+        if told:
+            computed.append({"record": entry["record"], "expr": told})
+            defined.add(entry["record"])
+    raised = []
+    for entry in known["alerts"]:
+        told = expression(entry)
+        if told:
+            page = f"{str(settings.get('runbooks') or RUNBOOKS).rstrip('/')}/{entry['alert']}.md"
+            raised.append(
+                {
+                    "alert": entry["alert"],
+                    "expr": told,
+                    **({"for": entry["for"]} if entry.get("for") else {}),
+                    "labels": {"severity": entry["severity"]},
+                    "annotations": {"summary": entry["summary"], "runbook_url": page},
+                }
+            )
+    groups = [("gpu_fleet_plan", constants), ("gpu_fleet", computed), ("gpu_fleet_alerts", raised)]
+    return {"groups": [{"name": name, "rules": content} for name, content in groups if content]}
+
+
+def _constants(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """What the inventory says, as series: rules compare with them."""
+
+    def constant(record: str, value: float, **labels: str) -> Dict[str, Any]:
+        return {"record": record, "expr": f"vector({float(value):.10g})", "labels": labels}
+
+    found = []
+    for instance, replica in plan["replicas"].items():
+        labels = {"service": replica["service"], "replica": instance}
+        found.append(constant("gpu_fleet:replica_wanted", 1, **labels))
+        found.append(constant("gpu_fleet:replica_ranks", len(replica["hosts"]), **labels))
+        most = max_num_seqs(plan, instance)
+        if most:
+            found.append(constant("gpu_fleet:replica_max_num_seqs", most, **labels))
+    for service, objectives in settings.get("objectives", {}).items():
+        for name, record in OBJECTIVES.items():
+            if objectives.get(name) is not None:
+                found.append(constant(record, objectives[name], service=service))
+    for key, ends in settings.get("keys", {}).items():
+        found.append(constant("gpu_fleet:key_expires_seconds", ends, key=key))
+    return found
+
+
+def max_num_seqs(plan: Mapping[str, Any], instance: str) -> Optional[int]:
+    """How many requests a replica works on at once, where the plan says it. Data-parallel ranks have as many each."""
+    replica = plan["replicas"][instance]
+    for entry in plan["hosts"][replica["head"]]["instances"]:
+        value = entry["config"].get("max-num-seqs") if entry["instance"] == instance else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value * int(replica.get("data") or 1)
+    return None
+
+
+# --- Whom Prometheus asks ---------------------------------------------------------------------------------------------
+
+
+def targets(
+    plan: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], ports: Mapping[str, int]
+) -> Dict[str, List[Dict[str, Any]]]:
+    """By job, entries of a file of targets (file_sd_config of Prometheus).
+
+    hosts   every host of the fleet by name: address, groups, local (whether it is this monitor itself)
+    ports   by job what is asked on each host: node on all; dcgm on GPU hosts, haproxy on gateways, where they are given
+    """
+    found: Dict[str, List[Dict[str, Any]]] = {JOB: [], "vllm_agent": []}
+    for instance, replica in plan["replicas"].items():
+        labels = {"service": replica["service"], "replica": instance}
+        for host, url in replica["urls"].items():
+            # With hybrid balancing every host has an API; the rank is its place among the replica's hosts.
+            rank = replica["hosts"].index(host) if host in replica["hosts"] else 0
+            found[JOB].append(_target(url.partition("://")[2], {**labels, "host": host, "rank": str(rank)}))
+    for host, entry in plan["hosts"].items():
+        for rank in entry["instances"]:
+            # An agent that nobody else may ask listens on the host itself alone (agent_config.py).
+            address = plan["addresses"][host] if rank["agent_clients"] else LOOPBACK
+            labels = {"service": rank["service"], "replica": rank["instance"], "host": host, "rank": str(rank["rank"])}
+            found["vllm_agent"].append(_target(_joined(address, rank["ports"]["agent"]), labels))
+    for job, group in (("node", None), ("dcgm", "gpu_hosts"), ("haproxy", "gateways")):
+        if ports.get(job):
+            found[job] = [
+                _target(_joined(told["address"], ports[job]), {"host": name})
+                for name, told in hosts.items()
+                if group is None or group in told["groups"]
+            ]
+    return found
+
+
+def _target(where: str, labels: Mapping[str, str]) -> Dict[str, Any]:
+    return {"targets": [where], "labels": dict(labels)}
+
+
+def _joined(address: Any, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
+
+
+def scrape_configs(jobs: Iterable[str], folder: str, interval: str) -> List[Dict[str, Any]]:
+    """Prometheus' scrape_configs: a job a file of targets. What agents say of themselves is in the targets' labels already."""
+    found = []
+    for job in jobs:
+        config: Dict[str, Any] = {
+            "job_name": job,
+            "scrape_interval": interval,
+            "file_sd_configs": [{"files": [f"{folder.rstrip('/')}/{job}.json"]}],
+        }
+        if job == "vllm_agent":
+            config["metric_relabel_configs"] = [
+                {"action": "labeldrop", "regex": "exported_(instance|service|rank)"},
+            ]
+        found.append(config)
+    return found
