@@ -33,7 +33,7 @@ def head(hosts):
 def ray(host, arguments: str, token: str | None = "/etc/ray/chat.0/token", mode: str = "token"):
     """Run a `ray` command with the token in this file, or with none."""
     named = f"RAY_AUTH_TOKEN_PATH={token}" if token else ""
-    return host.run(f"env HOME=/nonexistent RAY_AUTH_MODE={mode} {named} timeout 120 $({RELEASE})/bin/ray {arguments}")
+    return host.run(f"env HOME=/nonexistent PYTHONDONTWRITEBYTECODE=1 RAY_AUTH_MODE={mode} {named} timeout 120 $({RELEASE})/bin/ray {arguments}")
 
 
 def address_of(host, name: str = "gpu-01") -> str:
@@ -51,7 +51,7 @@ def ask(host, program: str):
     host.run_test(f"install -d -o vllm /tmp/of-vllm && cat > /tmp/of-vllm/ask.py <<'END'\n{program}END")
     return host.run(
         f"su -s /bin/sh vllm -c 'env HOME=/tmp/of-vllm RAY_ADDRESS={address_of(host)}:20000 RAY_AUTH_MODE=token "
-        "RAY_AUTH_TOKEN_PATH=/etc/ray/chat.0/token RAY_USAGE_STATS_ENABLED=0 timeout 240 "
+        "PYTHONDONTWRITEBYTECODE=1 RAY_AUTH_TOKEN_PATH=/etc/ray/chat.0/token RAY_USAGE_STATS_ENABLED=0 timeout 240 "
         f"$({RELEASE})/bin/python /tmp/of-vllm/ask.py'"
     )
 
