@@ -33,7 +33,9 @@ def head(hosts):
 def ray(host, arguments: str, token: str | None = "/etc/ray/chat.0/token", mode: str = "token"):
     """Run a `ray` command with the token in this file, or with none."""
     named = f"RAY_AUTH_TOKEN_PATH={token}" if token else ""
-    return host.run(f"env HOME=/nonexistent PYTHONDONTWRITEBYTECODE=1 RAY_AUTH_MODE={mode} {named} timeout 120 $({RELEASE})/bin/ray {arguments}")
+    return host.run(
+        f"env HOME=/nonexistent PYTHONDONTWRITEBYTECODE=1 RAY_AUTH_MODE={mode} {named} timeout 120 $({RELEASE})/bin/ray {arguments}"
+    )
 
 
 def address_of(host, name: str = "gpu-01") -> str:
@@ -159,3 +161,13 @@ def test_a_worker_that_was_killed_is_back_by_itself(head):
         f"for i in $(seq {deadline}); do [ $(systemctl show ray@chat.0 -p InvocationID --value) != {before} ] && "
         "[ $(systemctl is-active ray@chat.0) = active ] && exit 0; sleep 1; done; exit 1"
     )
+
+
+def test_no_part_of_it_starts_while_the_firewalls_table_is_not_loaded(hosts):
+    worker = hosts["gpu-02"]
+    worker.run_expect([0], "nft delete table inet gpu_fleet")
+    assert worker.run("systemctl restart ray@chat.0").rc != 0
+    said = worker.check_output("journalctl -u ray@chat.0 -n 20 -o cat")
+    assert "The fleet's firewall table is not loaded" in said
+    worker.run_expect([0], "systemctl reload gpu-fleet-firewall")
+    worker.check_output("for i in $(seq 60); do systemctl is-active ray@chat.0 && exit 0; sleep 1; done; exit 1")
