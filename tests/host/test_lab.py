@@ -69,6 +69,14 @@ def test_a_host_weighs_as_much_as_a_few_processes_of_this_machine(host_name):
     assert found[group] >= len(PEER) * cgroups.HOST_WEIGHT
 
 
+def test_the_bridge_keeps_its_address_whichever_hosts_come_and_go(host, host_name):
+    """Hosts remember it: with another one, what they answer would reach nobody until they ask again."""
+    names = LabNames.of("test-lab", ROOT)
+    assert Path(f"/sys/class/net/{names.bridge}/address").read_text().strip() == names.bridge_address
+    known = host.check_output("ip -4 neighbour show dev host0")
+    assert names.bridge_address in known
+
+
 def test_the_root_is_the_hosts_own(host, host_name):
     host.run_expect([0], f"touch /srv/only-{host_name}")
     assert host.check_output("ls /srv") == f"only-{host_name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def test_a_bridge_name_fits_into_a_network_interface_name():
     names = LabNames.of("a" * 40, Path("/a/very/long/path/" + "x" * 200))
     assert len(names.bridge) <= 15
     assert names.bridge.startswith("gpufleet")
+
+
+def test_a_bridge_has_an_address_of_its_own():
+    one, other = LabNames.of("demo", Path("/one")), LabNames.of("demo", Path("/other"))
+    assert re.fullmatch(r"02(:[0-9a-f]{2}){5}", one.bridge_address)  # locally administered, not multicast
+    assert one.bridge_address != other.bridge_address
 
 
 def test_two_clones_have_labs_of_their_own():

@@ -43,6 +43,14 @@ class LabNames:
         return BRIDGE_PREFIX + self.tag
 
     @property
+    def bridge_address(self) -> str:
+        """The bridge's own MAC address, locally administered. Without one of its own it has the lowest of its ports, another one
+        whenever a host comes or goes, and hosts that know the former one send this machine's packets to nobody for half a minute.
+        """
+        digits = _digest(self.lab_id, 10)
+        return ":".join(["02", *(digits[at : at + 2] for at in range(0, 10, 2))])
+
+    @property
     def table(self) -> str:
         return f"gpufleet_{self.tag}"
 

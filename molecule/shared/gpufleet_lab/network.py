@@ -72,6 +72,8 @@ def ensure_bridge(lab: Lab) -> None:
                     "link",
                     "add",
                     bridge,
+                    "address",
+                    lab.names.bridge_address,
                     "mtu",
                     str(machine.uplink_mtu()),
                     "type",
