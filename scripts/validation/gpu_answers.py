@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What systemd gives a unit that says nothing about it (systemd.exec(5), $PATH): no CUDA toolkit of the machine is on it.
 SYSTEMD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 NOFILE = 524288  # host_limits_nofile
-STOP_SECONDS = 60  # --shutdown-timeout and 30 more, as TimeoutStopSec of the unit
+STOP_SECONDS = 40  # --shutdown-timeout and 10 more, as TimeoutStopSec of the unit
 
 # Asked of the release itself, in the server's own environment.
 FACTS = """
