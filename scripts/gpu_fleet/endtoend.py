@@ -69,7 +69,7 @@ def scenario(runner: Runner, name: str, judge: Callable[[Step], None]) -> None:
         remove(runner, f"test-{name}")
         extra = {"GPU_FLEET_WHEELS": str(fleet.wheels), "GPU_FLEET_MODEL": str(fleet.model)}
         command = ["molecule", "test", "--scenario-name", name]
-        step = runner.run(f"e2e {name}", command, timeout=1800, extra=extra)
+        step = runner.run(f"e2e {name}", command, timeout=3600, extra=extra)
         judge(step)
         for measured in re.findall(r"measured: .*", step.text()):
             runner.console.print(f"      {measured}", markup=False)
