@@ -102,7 +102,7 @@ class DriverPlan:
               itself nor held, so that a plan is the same before and after
     headers   packages to install before the driver
     may_remove  installed packages of the other kind of modules, the only ones that may go
-    removes   those of them that apt is told to take away: both kinds conflict, and what is held or pinned would stand in the way
+    removes   those of them that apt is told to take away, when the other kind comes: both conflict, and what is held stands in the way
     unhold    what is held now and has to change
     holds     for apt-mark hold
     blocklist regular expressions for unattended-upgrades

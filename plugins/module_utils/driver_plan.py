@@ -315,7 +315,8 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
         for name in sorted({*installed, *case.host["unsettled"]})
         if name not in plan.packages and names.kind_of(name, known) not in (None, plan.modules)
     ]
-    plan.removes = [name for name in plan.may_remove if name in installed and "dkms" in name]
+    coming = [name for name in plan.packages if names.kind_of(name, known) == plan.modules and name not in installed]
+    plan.removes = plan.may_remove if coming else []
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
     parts = {name for name in installed if names.of_driver(name, known) and name not in plan.may_remove}

@@ -248,6 +248,25 @@ def test_nothing_is_stopped_and_nothing_rebooted_without_consent():
     assert left.reboot  # told, and left to the owner
 
 
+def test_a_change_of_the_kind_takes_every_part_of_the_other_one_away():
+    # Debian's open modules have a support package, which is held as every part is (seen with apt 2.6.1: no way without the minus).
+    want = {"source": "distribution", "version": "535.309.01", "modules": "proprietary", "reboot": True}
+    old = {
+        name: {"version": "535.261.03-1", "origin": "Debian", "hold": True}
+        for name in ("nvidia-open-kernel-dkms", "nvidia-open-kernel-support", "libcuda1", "nvidia-smi")
+    }
+    available = {
+        name: [{"version": "535.309.01-0+deb12u1", "origin": "Debian"}]
+        for name in ("nvidia-kernel-dkms", "libcuda1", "nvidia-smi")
+    }
+    facts = bare(driver={"loaded": "535.261.03", "installed": None, "flavour": "open", "cuda": "12.2"})
+    plan = choose(facts, want, packages=old, available=available).plan
+    assert plan.removes == ["nvidia-open-kernel-dkms", "nvidia-open-kernel-support"]
+    # Once the kind that is wanted is there, what belongs to the other one stays.
+    new = {"nvidia-kernel-dkms": {"version": "535.309.01-0+deb12u1", "origin": "Debian", "hold": True}}
+    assert choose(facts, want, packages={**old, **new}, available=available).plan.removes == []
+
+
 def test_a_change_of_the_kind_names_what_may_go():
     facts, packages = running()
     want = {"modules": "proprietary", "reboot": True, "stop_services": True}
