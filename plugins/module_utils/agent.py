@@ -50,6 +50,9 @@ PROGRESS = (
     "vllm:iteration_tokens_total_sum",
     "vllm:kv_cache_usage_perc",
 )
+# How long the processes of a unit all waited for a processor (kernel's Documentation/accounting/psi.rst, the line `full`), and
+# over how many seconds that is looked at.
+PRESSURE, PRESSURE_SECONDS = "cpu.pressure", 10.0
 PROPERTIES = (
     "ActiveState",
     "SubState",
@@ -59,6 +62,7 @@ PROPERTIES = (
     "Result",
     "NRestarts",
     "ExecStartPre",
+    "ControlGroup",
 )
 # How systemctl shows a command before the server that ended as the firewall's gate does when it refuses (firewall_gate.REFUSED).
 GATED = "; code=exited ; status=75 }"
@@ -102,6 +106,36 @@ def unit_of(text: str) -> rules.Unit:
         said="" if said.get("Result") == "success" else said.get("Result", ""),
         gated=any(line.startswith("ExecStartPre=") and line.endswith(GATED) for line in text.splitlines()),
     )
+
+
+def waited(group: str, root: str = "/sys/fs/cgroup") -> Optional[float]:
+    """Seconds in all that the processes of a control group all waited for a processor; None where the kernel does not say."""
+    try:
+        with open(f"{root}{group}/{PRESSURE}", encoding="ascii") as text:
+            totals = [line.rpartition("total=")[2] for line in text if line.startswith("full ")]
+    except (OSError, ValueError):
+        return None
+    return int(totals[0]) / 1e6 if totals else None
+
+
+class Waiting:
+    """The share of the last seconds in which the processes of a unit all waited for a processor."""
+
+    def __init__(self) -> None:
+        self.group = ""
+        self.seen: List[Tuple[float, float]] = []
+
+    def share(self, now: float, group: str) -> float:
+        total = waited(group) if group else None
+        if group != self.group or total is None or (self.seen and total < self.seen[-1][1]):
+            self.group, self.seen = group, []
+        if total is None:
+            return 0.0
+        self.seen.append((now, total))
+        while len(self.seen) > 2 and now - self.seen[1][0] >= PRESSURE_SECONDS:
+            del self.seen[0]
+        began, before = self.seen[0]
+        return (total - before) / (now - began) if now - began >= PRESSURE_SECONDS / 2 else 0.0
 
 
 # -- asking ----------------------------------------------------------------------------------------------------------------
@@ -457,6 +491,7 @@ class Agent:
         self.prober = Prober(config) if config["answers"] else None
         self.api = ApiAsker(config["head_url"]) if rank else None
         self.began: Optional[float] = None  # the turn before this one; None when it did something, which takes its time
+        self.group, self.waiting = "", Waiting()
         self.server = Server((config["listen"][0], config["listen"][1]), config["allow"])
 
     def remembered(self) -> rules.Memory:
@@ -471,7 +506,9 @@ class Agent:
         return rules.Memory(boot=uuid.uuid4().hex)
 
     def unit(self) -> rules.Unit:
-        return unit_of(systemctl("show", self.unit_name, "--property=" + ",".join(PROPERTIES)).stdout)
+        said = systemctl("show", self.unit_name, "--property=" + ",".join(PROPERTIES)).stdout
+        self.group = next((line[13:] for line in said.splitlines() if line.startswith("ControlGroup=")), "")
+        return unit_of(said)
 
     def run(self) -> None:
         for asker in [*self.peers.values(), *filter(None, (self.prober, self.api)), self.server]:
@@ -503,15 +540,17 @@ class Agent:
     def world(self) -> rules.World:
         now = time.monotonic()
         late = max(0.0, now - self.began - TICK) if self.began is not None else 0.0
+        unit = self.unit()
         return rules.World(
             now=now,
-            unit=self.unit(),
+            unit=unit,
             peers={rank: asker.peer for rank, asker in self.peers.items()},
             probe=self.prober.last if self.prober else None,
             room=room_at(self.config["cache"]),
             paused=paused(os.path.join(self.config["runtime"], "paused"), now),
             api_seen=self.api.seen if self.api else None,
             late=late,
+            waiting=self.waiting.share(now, self.group),
         )
 
     def do(self, action: rules.Action) -> None:

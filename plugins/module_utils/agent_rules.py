@@ -29,6 +29,9 @@ BEGIN = 30.0  # seconds that a start or the end of a killed unit may take before
 # An agent that itself wakes so many seconds late is on a host that starves its processes: no answer proves nothing then.
 # Not for ever, since an engine that hangs and burns every core starves them, too.
 LATE, STARVED_MOST = 2.0, 180.0
+# So is a server whose processes all wait for a processor so much of the time. Others have them then, not an engine that hangs
+# and burns them, so that it may last longer.
+WAITING, WAITING_MOST = 0.5, 900.0
 # Seconds between two starts that the firewall's gate refuses: whether it still does is known by trying alone.
 GATED = 15.0
 UNGUARDED = "the firewall does not guard its ports"
@@ -102,6 +105,7 @@ class World:
     """All that is known at one moment. api_seen: when the head's API last answered, for workers.
 
     late: seconds by which the agent's own turn came later than it should.
+    waiting: share of the last seconds in which the unit's processes wanted a processor and none of them had one.
     """
 
     now: float
@@ -112,6 +116,7 @@ class World:
     paused: bool = False
     api_seen: Optional[float] = None
     late: float = 0.0
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -253,12 +258,13 @@ class Judge:
                 self.lines.append("started by somebody else: it is no longer held")
 
     def _see_load(self, w: World) -> None:
-        """Whether this host starves its processes; it has got over that when the agent was in time for a minute."""
+        """Whether this host starves its processes; it has got over that when there was no sign of it for a minute."""
         if w.late >= self.s.lost_after / 2:  # it stood still itself, and heard nobody meanwhile
             self._woke = w.now
-        if w.late >= LATE:
+        waits = w.waiting >= WAITING
+        if w.late >= LATE or waits:
             self._starved_since = w.now if self._starved_since is None else self._starved_since
-            if w.now - self._starved_since < STARVED_MOST:
+            if w.now - self._starved_since < (WAITING_MOST if waits else STARVED_MOST):
                 self._starved = w.now
         elif self._starved_since is not None and w.now - max(self._starved, self._starved_since) > 60.0:
             self._starved_since = None

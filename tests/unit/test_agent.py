@@ -335,6 +335,35 @@ def test_it_kills_without_a_drain_and_starts_again(config, monkeypatch, capsys):
     assert made.state(made.world())["probe"]["right"]
 
 
+def test_what_a_units_processes_wait_is_read_and_counted_over_the_last_seconds(tmp_path, monkeypatch):
+    folder = tmp_path / "system.slice"
+    folder.mkdir()
+
+    def says(total):
+        (folder / "cpu.pressure").write_text(
+            f"some avg10=11.98 avg60=11.55 avg300=7.13 total=99358718\nfull avg10=7.96 avg60=6.46 avg300=4.27 total={total}\n"
+        )
+
+    reads = agent.waited
+    says(20371079)
+    assert reads("/system.slice", str(tmp_path)) == 20.371079
+    assert reads("/none", str(tmp_path)) is None
+    monkeypatch.setattr(agent, "waited", lambda group: reads(group, str(tmp_path)))
+    waiting = agent.Waiting()
+    shares = []
+    for second in range(40):  # nothing, then three quarters of each second
+        says(max(0, second - 20) * 750_000)
+        shares.append(waiting.share(1000.0 + second, "/system.slice"))
+    assert shares[20] == 0
+    assert shares[25] == pytest.approx(0.75 * 5 / 10)
+    assert shares[30:] == pytest.approx([0.75] * 10)
+    says(0)  # another run of the unit has counters of its own
+    assert waiting.share(1040.0, "/system.slice") == 0
+    (folder / "cpu.pressure").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")  # Linux before 5.13
+    assert waiting.share(1050.0, "/system.slice") == 0
+    assert waiting.share(1060.0, "") == 0
+
+
 @pytest.mark.parametrize(
     ("answer", "pause", "looks"),
     [

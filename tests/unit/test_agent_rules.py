@@ -504,6 +504,22 @@ def test_no_answer_proves_nothing_on_a_host_that_starves_its_processes(late, kil
     assert ("kill" in kinds) == killed
 
 
+@pytest.mark.parametrize(("waiting", "killed"), [(0.3, True), (0.8, False)])
+def test_no_answer_proves_nothing_while_others_have_the_processors(waiting, killed):
+    """Seen with a share of a tenth of two cores: no answer in time, though the agent itself was never late."""
+    unit = rules.Unit(rules.UP, "a", ready=True)
+    judge = rules.Judge(rules.Settings(rank=0, ranks=1))
+    when = None
+    for now in range(100, 1400):
+        began = now - now % 10 - 10.0
+        probe = rules.Probe("a", began, began + 10.0, right=False, answered=False, counters=7.0)
+        if judge.step(rules.World(float(now), unit, probe=probe, waiting=waiting)).kind == "kill":
+            when = now - 100
+            break
+    assert when is not None, "for ever"
+    assert when < 30 if killed else rules.WAITING_MOST <= when < rules.WAITING_MOST + 40
+
+
 def test_starving_excuses_a_dead_engine_for_a_while_only():
     unit = rules.Unit(rules.UP, "a", ready=True)
     judge = rules.Judge(rules.Settings(rank=0, ranks=1))
