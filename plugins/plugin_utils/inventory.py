@@ -19,6 +19,7 @@ from jinja2.exceptions import UndefinedError
 from ..module_utils import (
     driver_want,
     flags,
+    gateway,
     hardware,
     host_ports,
     limits,
@@ -121,6 +122,7 @@ def read(
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
     found.extend(_ray_findings(inventory, read_services, hosts))
+    found.extend(_gateway_findings(inventory, read_services))
     entries = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
     entries = entries if isinstance(entries, list) else []
     found.extend(_model_findings(inventory, hosts))
@@ -613,6 +615,19 @@ def _ray_findings(
             message = "there is no such service with executor: ray"
             found.append(Finding("unknown-service", f"ray_cluster_tokens.{name}", message, told))
     return found
+
+
+def _gateway_findings(inventory: Inventory, read_services: list[services.Service]) -> list[Finding]:
+    """What role gateway would refuse or could not route, each mistake once for all gateways."""
+    served = {service.name: list(service.served_model_names) for service in read_services}
+    found: dict[Finding, None] = {}
+    for host in inventory.group("gateways"):
+        settings = {
+            name.removeprefix("gateway_"): inventory.role_value(host, "gateway", name)
+            for name in data.role_options("gateway")
+        }
+        found.update(dict.fromkeys(gateway.judge(settings, served)))
+    return list(found)
 
 
 def _ray_lock_fault(where: str, host: plan.Host) -> Finding | None:

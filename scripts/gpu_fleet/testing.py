@@ -26,7 +26,7 @@ from gpu_fleet.steps import LAB, LOGS, ROOT, Runner, Step, interruptible, undist
 TIERS = ("lint", "unit", "lab", "e2e", "long")
 DAILY = TIERS[:4]
 # Scenarios that the tier lab runs only when they are named: they take longer than the daily tests have.
-HEAVY = ("gpu_driver", "gpu_driver_nvidia", "gpu_driver_upgrade", "strangers")
+HEAVY = ("gateway", "gpu_driver", "gpu_driver_nvidia", "gpu_driver_upgrade", "strangers")
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
 
@@ -97,7 +97,7 @@ def lab(runner: Runner, names: list[str]) -> None:
         runner.run(f"clean {name}", lab_down(f"test-{name}"), timeout=120, quiet=True)
         runner.steps.pop()
         try:
-            limit = 3600 if name in HEAVY else 900
+            limit = 3600 if name in HEAVY else 1200
             step = runner.run(f"lab {name}", ["molecule", "test", "--scenario-name", name], timeout=limit)
             refuse_empty(runner, step, name)
         finally:

@@ -1,0 +1,282 @@
+"""What the gateways are made of: from plan and keys to maps and backends, and HAProxy's own answers read. Pure.
+
+Words of HAProxy's manual (configuration.txt and management.txt, 2.6 and 3.0) are used as they are: backend, server, map.
+A service is a backend, each of its replicas' APIs a server; the server is called INSTANCE, or INSTANCE-HOST where a
+replica has several APIs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from .findings import Finding, did_you_mean
+
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
+DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+KEY_LENGTH = 22  # characters: 128 random bits in base64
+EVERYTHING = "*"
+# Paths of vLLM's API whose body is JSON with a `model` in it (vllm/entrypoints/openai/api_server.py and its routers). Those
+# with files (audio) have no JSON, and those that look up an earlier answer name no model.
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/rerank",
+    "/v1/score",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+def digest(key: str) -> str:
+    """How a key is stored: SHA-256 in capitals, as HAProxy's `sha2(256),hex` writes it."""
+    return hashlib.sha256(key.encode()).hexdigest().upper()
+
+
+def backends(plan: Mapping[str, Any], concurrency: Mapping[str, int], default: int) -> List[Dict[str, Any]]:
+    """A backend a service: name, models, and servers (name, address, port, agent's port, most requests at once)."""
+    found = []
+    for service, entry in plan["services"].items():
+        servers = []
+        for instance in entry["replicas"]:
+            replica = plan["replicas"][instance]
+            for host in replica["urls"]:
+                address = plan["addresses"][host]
+                servers.append(
+                    {
+                        "name": instance if len(replica["urls"]) == 1 else f"{instance}-{host}",
+                        "instance": instance,
+                        "address": f"[{address}]" if ":" in address else address,
+                        "port": replica["ports"]["api"],
+                        "agent": replica["ports"]["agent"],
+                        "most": int(concurrency.get(service, default)),
+                    }
+                )
+        found.append({"name": service, "models": list(entry["served_model_names"]), "servers": servers})
+    return found
+
+
+def servers_of(plan: Mapping[str, Any], instance: str) -> List[str]:
+    """BACKEND/SERVER of a replica, as the runtime socket names them."""
+    service = plan["replicas"][instance]["service"]
+    return [
+        f"{service}/{server['name']}"
+        for backend in backends(plan, {}, 1)
+        if backend["name"] == service
+        for server in backend["servers"]
+        if server["instance"] == instance
+    ]
+
+
+def replicas_on(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[str]:
+    """Replicas that have a rank on any of these hosts."""
+    return [
+        name
+        for name, replica in plan["replicas"].items()
+        if set(hosts) & {*replica["hosts"], *replica.get("ray_hosts", ())}
+    ]
+
+
+def models(plan: Mapping[str, Any]) -> Dict[str, str]:
+    """Every name that a request may use, and the service that has it."""
+    return {name: service for service, entry in plan["services"].items() for name in entry["served_model_names"]}
+
+
+def expiry(text: Any) -> int:
+    """The second (since the epoch, UTC) from which a key is refused; 0 never. A date is good until its end.
+
+    Raises ValueError where it is neither empty nor a date.
+    """
+    if text in (None, ""):
+        return 0
+    if isinstance(text, datetime.date):
+        text = text.isoformat()[:10]
+    if not DATE.fullmatch(str(text)):
+        raise ValueError(text)
+    day = datetime.datetime.strptime(str(text), "%Y-%m-%d").replace(tzinfo=datetime.timezone.utc)
+    return int(day.timestamp()) + 86400
+
+
+def keys(entries: Iterable[Mapping[str, Any]], defaults: Mapping[str, int]) -> Dict[str, str]:
+    """The map of keys: digest to NAME|EXPIRES|REQUESTS A MINUTE|AT ONCE. Limits of 0 are none."""
+    found = {}
+    for entry in entries:
+        told = entry.get("sha256") or (digest(entry["key"]) if entry.get("key") else None)
+        if not told:
+            continue
+        rate = entry.get("requests_per_minute")
+        most = entry.get("concurrent")
+        fields = (
+            entry["name"],
+            expiry(entry.get("expires")),
+            defaults["requests_per_minute"] if rate is None else rate,
+            defaults["concurrent"] if most is None else most,
+        )
+        found[str(told).upper()] = "|".join(map(str, fields))
+    return found
+
+
+def grants(entries: Iterable[Mapping[str, Any]]) -> Dict[str, str]:
+    """Who may use which model: NAME/MODEL to 1, NAME/* for all of them."""
+    return {f"{entry['name']}/{model}": "1" for entry in entries for model in (entry.get("models") or [EVERYTHING])}
+
+
+def model_list(plan: Mapping[str, Any]) -> Dict[str, Any]:
+    """What /v1/models answers for the whole fleet (OpenAI's list of model objects)."""
+    names = sorted(models(plan).items())
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": service} for name, service in names]
+    return {"object": "list", "data": data}
+
+
+def error(message: str, kind: str = "invalid_request_error", code: Optional[str] = None) -> Dict[str, Any]:
+    """An error as OpenAI's API shapes it."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def map_text(entries: Mapping[str, str]) -> str:
+    """A map file. Sorted, so that the same entries are the same file."""
+    return "".join(f"{key} {value}\n" for key, value in sorted(entries.items()))
+
+
+def read_map(text: str) -> Dict[str, str]:
+    """A map file, or what `show map` prints with the entries' addresses cut off."""
+    pairs = (line.partition(" ") for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return {key: value.strip() for key, _, value in pairs}
+
+
+# -- what HAProxy says ---------------------------------------------------------------------------------------------------
+
+
+def read_shown_map(text: str) -> Dict[str, str]:
+    """`show map FILE`: an address, a key and a value a line (management.txt)."""
+    return read_map("\n".join(line.partition(" ")[2] for line in text.splitlines() if line.startswith("0x")))
+
+
+def read_stat(text: str) -> Dict[str, Dict[str, str]]:
+    """`show stat`: PROXY/NAME to its columns (management.txt, CSV format)."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].startswith("# "):
+        return {}
+    head = lines[0][2:].split(",")
+    rows = [dict(zip(head, line.split(","))) for line in lines[1:]]  # noqa: B905 (a column more or less is no fault)
+    return {f"{row.get('pxname')}/{row.get('svname')}": row for row in rows}
+
+
+def busy(row: Mapping[str, str]) -> int:
+    """Requests that a server works on or that wait for it alone."""
+    return int(row.get("scur") or 0) + int(row.get("qcur") or 0)
+
+
+def admitted(row: Mapping[str, str]) -> bool:
+    """Whether a server gets new requests; the status is `UP`, or `UP 1/2` on its way down."""
+    return str(row.get("status", "")).split(" ")[0] == "UP"
+
+
+# -- judging what the user says --------------------------------------------------------------------------------------------
+
+
+def judge(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]]) -> List[Finding]:
+    """What is wrong with a gateway's variables. No key is ever part of a message.
+
+    settings        the role's variables without their prefix
+    plan_services   service to the names of models that requests may use
+    """
+    found = _key_findings(settings, plan_services)
+    names: Dict[str, str] = {}
+    for service, served in plan_services.items():
+        for name in served:
+            if name in names and names[name] != service:
+                message = (
+                    f"the name {name} is served by {names[name]} and by {service}: a gateway cannot tell them apart"
+                )
+                found.append(Finding("model-name", "gateway", message, "Give each its own in served_model_names"))
+            names.setdefault(name, service)
+    for path in settings.get("paths") or []:
+        if path not in PATHS:
+            fix = f"{did_you_mean(path, PATHS)}The gateway knows: {', '.join(PATHS)}"
+            found.append(Finding("gateway-path", "gateway_paths", f"{path} is no path that it lets through", fix))
+    for service in settings.get("concurrency") or {}:
+        if service not in plan_services:
+            fix = f"{did_you_mean(service, plan_services)}Services: {', '.join(plan_services) or 'none'}"
+            found.append(Finding("unknown-service", "gateway_concurrency", f"there is no service {service}", fix))
+    if bool(settings.get("certificate")) != bool(settings.get("certificate_key")):
+        fix = "Give both, or neither: then the gateway's certificate comes from a private CA of the fleet"
+        message = "one of gateway_certificate and gateway_certificate_key is given"
+        found.append(Finding("gateway-certificate", "gateway", message, fix))
+    for name, low, high in (
+        ("port", 1, 65535),
+        ("body_max", 1024, 1 << 26),
+        ("maxconn", 16, 1000000),
+        ("queue_deadline", 1, 3600),
+        ("answer_deadline", 1, 86400),
+    ):
+        value = settings.get(name)
+        if isinstance(value, int) and not low <= value <= high:
+            message = f"gateway_{name} is {value}"
+            found.append(Finding("gateway-value", f"gateway_{name}", message, f"It must be from {low} to {high}"))
+    return found
+
+
+def _key_findings(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]]) -> List[Finding]:
+    found: List[Finding] = []
+    known = [name for served in plan_services.values() for name in served]
+    seen: Dict[str, str] = {}
+    names: List[str] = []
+    for number, entry in enumerate(settings.get("keys") or [], 1):
+        if not isinstance(entry, dict):
+            continue
+        name = str(entry.get("name", ""))
+        where = f"gateway_keys, {name or f'entry {number}'}"
+        faults = [*_name_faults(name, names), *_secret_faults(entry), *_value_faults(entry, known)]
+        stored = _stored(entry)
+        if stored and stored in seen:
+            faults.append((f"it is the same key as that of {seen[stored]}", "Give each client a key of its own"))
+        names.append(name)
+        seen.setdefault(stored, name)
+        found.extend(Finding("gateway-key", where, message, fix) for message, fix in faults)
+    return found
+
+
+def _stored(entry: Mapping[str, Any]) -> str:
+    if entry.get("sha256"):
+        return str(entry["sha256"]).upper()
+    return digest(entry["key"]) if isinstance(entry.get("key"), str) else ""
+
+
+def _name_faults(name: str, names: Sequence[str]) -> Iterable[Tuple[str, str]]:
+    if not NAME.fullmatch(name):
+        yield f"its name is {name!r}", "Use small letters, digits and dashes, 42 characters at most"
+    if name in names:
+        yield "the name is taken", "Two keys of one client, the old and the new one, have two names"
+
+
+def _secret_faults(entry: Mapping[str, Any]) -> Iterable[Tuple[str, str]]:
+    key, told = entry.get("key"), entry.get("sha256")
+    if key is not None and told is not None:
+        yield "it has both key and sha256", "Leave one out"
+    if key is not None and (not isinstance(key, str) or "{{" in key or not re.fullmatch(r"[!-~]+", key)):
+        yield "its key is no text that a header can carry", "Use printable characters without blanks"
+    elif key is not None and len(key) < KEY_LENGTH:
+        yield f"its key has fewer than {KEY_LENGTH} characters", "Take the output of `openssl rand -hex 32`"
+    if told is not None and not DIGEST.fullmatch(str(told)):
+        yield "its sha256 is not 64 hexadecimal digits", "Take what `printf %s KEY | sha256sum` prints"
+
+
+def _value_faults(entry: Mapping[str, Any], known: Sequence[str]) -> Iterable[Tuple[str, str]]:
+    try:
+        expiry(entry.get("expires"))
+    except ValueError:
+        yield f"expires is {entry.get('expires')!r}", "Write a day as 2027-01-31; the key is good until its end"
+    for model in entry.get("models") or []:
+        if model not in known:
+            yield f"there is no model {model}", f"{did_you_mean(model, known)}Models: {', '.join(known) or 'none'}"
+    for limit in ("requests_per_minute", "concurrent"):
+        value = entry.get(limit)
+        if isinstance(value, int) and value < 0:
+            yield f"{limit} is {value}", "Use a number of 1 or more, or 0 for no limit"

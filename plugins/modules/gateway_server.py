@@ -1,0 +1,172 @@
+#!/usr/bin/python
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Take servers of the running gateway out of service, and let them in again."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gateway_server
+short_description: Take servers of the running gateway out of service, and let them in again
+description:
+  - C(drained) gives servers no new request and waits until those in flight have ended, for so many seconds.
+  - C(admitted) lets them in again, and waits until the gateway's own check, the agent's last probe, is right.
+  - Works on HAProxy's runtime socket. What it did is kept over reloads and restarts of the gateway.
+  - A gateway that does not run, or does not know a server, gives it no request; that is told and is no failure.
+author: The gpu_fleet authors (@gpu-fleet)
+options:
+  servers:
+    description: Servers, BACKEND/SERVER.
+    type: list
+    elements: str
+    required: true
+  state:
+    description: What to reach.
+    type: str
+    choices: [drained, admitted]
+    required: true
+  deadline:
+    description: Seconds to wait.
+    type: int
+    default: 300
+  others:
+    description: For C(drained). Refuse it where no other server of the backend is admitted.
+    type: bool
+    default: false
+  socket:
+    description: HAProxy's runtime socket.
+    type: path
+    default: /run/gpu-fleet-gateway/admin.sock
+  state_file:
+    description: Where it is kept for the next process.
+    type: path
+    default: /var/lib/gpu-fleet-gateway/servers
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: full, description: Shows each server's status before and after.}
+"""
+
+EXAMPLES = r"""
+- name: Give chat.0 nothing new, and wait for what it works on
+  gpu_fleet.vllm.gateway_server:
+    servers: [chat/chat.0]
+    state: drained
+    deadline: 120
+"""
+
+RETURN = r"""
+running: {description: Whether the gateway runs., returned: always, type: bool}
+unknown: {description: Servers that it does not know., returned: success, type: list, elements: str}
+left: {description: Requests that were still in flight at the deadline., returned: success, type: int}
+waited: {description: Seconds that it took., returned: success, type: float}
+"""
+
+import os
+import socket
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, haproxy_socket
+
+PAUSE = 0.25  # seconds between two looks
+
+
+def look(path):
+    """All servers of the running gateway; None where none runs."""
+    try:
+        return gateway.read_stat(haproxy_socket.shown(path, "show stat"))
+    except OSError:
+        return None
+
+
+def wait(path, servers, deadline, done):
+    """Look until it is done or the time is up; the last look."""
+    until = time.monotonic() + deadline
+    while True:
+        rows = look(path) or {}
+        if all(done(rows[name]) for name in servers if name in rows) or time.monotonic() >= until:
+            return rows
+        time.sleep(PAUSE)
+
+
+def drain_is(row):
+    return str(row.get("status", "")).split(" ")[0] in ("DRAIN", "MAINT") or "DRAIN" in str(row.get("status", ""))
+
+
+def alone(rows, servers):
+    """Backends of which no server would be left."""
+    found = []
+    for backend in sorted({name.partition("/")[0] for name in servers if name in rows}):
+        others = [
+            name
+            for name, row in rows.items()
+            if name.startswith(f"{backend}/")
+            and name not in servers
+            and row.get("svname") not in ("BACKEND", "FRONTEND")
+        ]
+        if not any(gateway.admitted(rows[name]) for name in others):
+            found.append(backend)
+    return found
+
+
+def main():
+    """Bring each server where it should be."""
+    module = AnsibleModule(
+        argument_spec={
+            "servers": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["drained", "admitted"], "required": True},
+            "deadline": {"type": "int", "default": 300},
+            "others": {"type": "bool", "default": False},
+            "socket": {"type": "path", "default": "/run/gpu-fleet-gateway/admin.sock"},
+            "state_file": {"type": "path", "default": "/var/lib/gpu-fleet-gateway/servers"},
+        },
+        supports_check_mode=True,
+    )
+    p, host, began = module.params, socket.gethostname(), time.monotonic()
+    rows = look(p["socket"])
+    if rows is None:
+        module.exit_json(changed=False, running=False, unknown=p["servers"], left=0, waited=0.0)
+    known = [name for name in p["servers"] if name in rows]
+    unknown = [name for name in p["servers"] if name not in rows]
+    drain = p["state"] == "drained"
+    todo = [name for name in known if drain_is(rows[name]) != drain]
+    if drain and p["others"] and todo and alone(rows, known):
+        module.fail_json(
+            msg=(
+                f"{host}: without {', '.join(known)} no replica of {', '.join(alone(rows, known))} is admitted at this gateway. "
+                "Nothing was drained. Have another one serve first, or allow the outage: vllm_service_allow_outage: true"
+            )
+        )
+    before = {name: rows[name]["status"] for name in known}
+    result = {"changed": bool(todo), "running": True, "unknown": unknown, "left": 0}
+    if module.check_mode:
+        after = {**before, **dict.fromkeys(todo, "DRAIN" if drain else "UP")}
+        module.exit_json(waited=0.0, diff={"before": before, "after": after}, **result)
+    try:
+        for name in todo:
+            haproxy_socket.tell(p["socket"], f"set server {name} state {'drain' if drain else 'ready'}")
+        if todo and os.path.isdir(os.path.dirname(p["state_file"])):
+            haproxy_socket.keep(p["socket"], p["state_file"])
+    except (OSError, haproxy_socket.Refused) as error:
+        module.fail_json(msg=f"{host}: {error}")
+    rows = wait(p["socket"], known, p["deadline"], (lambda row: gateway.busy(row) == 0) if drain else gateway.admitted)
+    after = {name: rows[name]["status"] for name in known if name in rows}
+    result["left"] = sum(gateway.busy(rows[name]) for name in known if name in rows) if drain else 0
+    result["waited"] = round(time.monotonic() - began, 1)
+    outside = [name for name in known if not drain and not gateway.admitted(rows.get(name, {}))]
+    if outside:
+        told = "; ".join(
+            f"{name} is {rows[name]['status']} ({rows[name].get('last_chk', '')})" for name in outside if name in rows
+        )
+        module.fail_json(
+            msg=(
+                f"{host}: not admitted within {p['deadline']} s: {told}. The check asks the replica's agent for its last probe; "
+                "the journal of vllm-agent@ on the replica's host says what is wrong"
+            ),
+            **result,
+        )
+    module.exit_json(diff={"before": before, "after": after}, **result)
+
+
+if __name__ == "__main__":
+    main()

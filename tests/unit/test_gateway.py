@@ -1,0 +1,176 @@
+"""The gateway's pure half: backends, maps, keys, what HAProxy says, and what of the user's variables is refused."""
+
+import hashlib
+import json
+
+import pytest
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway
+
+PLAN = {
+    "addresses": {"gpu-01": "192.0.2.1", "gpu-02": "2001:db8::2"},
+    "services": {
+        "chat": {"replicas": ["chat.0", "chat.1"], "served_model_names": ["chat", "org/chat"]},
+        "wide": {"replicas": ["wide.0"], "served_model_names": ["wide"]},
+    },
+    "replicas": {
+        "chat.0": {"service": "chat", "urls": {"gpu-01": ""}, "ports": {"api": 8000, "agent": 8003}},
+        "chat.1": {"service": "chat", "urls": {"gpu-02": ""}, "ports": {"api": 8000, "agent": 8003}},
+        "wide.0": {"service": "wide", "urls": {"gpu-01": "", "gpu-02": ""}, "ports": {"api": 8100, "agent": 8103}},
+    },
+}
+KEY = "k" * 32
+SERVED = {"chat": ["chat", "org/chat"], "wide": ["wide"]}
+
+
+def test_each_api_of_a_replica_is_a_server_and_its_agent_the_check():
+    chat, wide = gateway.backends(PLAN, {"wide": 4}, 256)
+    assert [(s["name"], s["address"], s["port"], s["agent"], s["most"]) for s in chat["servers"]] == [
+        ("chat.0", "192.0.2.1", 8000, 8003, 256),
+        ("chat.1", "[2001:db8::2]", 8000, 8003, 256),
+    ]
+    assert [s["name"] for s in wide["servers"]] == ["wide.0-gpu-01", "wide.0-gpu-02"]
+    assert {s["most"] for s in wide["servers"]} == {4}
+    assert gateway.servers_of(PLAN, "wide.0") == ["wide/wide.0-gpu-01", "wide/wide.0-gpu-02"]
+    assert gateway.servers_of(PLAN, "chat.1") == ["chat/chat.1"]
+
+
+def test_a_key_is_stored_as_its_digest_alone():
+    made = gateway.keys([{"name": "a", "key": KEY}], {"requests_per_minute": 60, "concurrent": 8})
+    assert made == {hashlib.sha256(KEY.encode()).hexdigest().upper(): "a|0|60|8"}
+    told = gateway.keys(
+        [{"name": "a", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "concurrent": 0, "requests_per_minute": 5}],
+        {"requests_per_minute": 60, "concurrent": 8},
+    )
+    assert list(told) == list(made)
+    assert list(told.values()) == ["a|0|5|0"]
+    assert gateway.keys([{"name": "later"}], {"requests_per_minute": 0, "concurrent": 0}) == {}
+
+
+def test_a_key_is_good_until_the_end_of_its_last_day():
+    assert gateway.expiry("1970-01-01") == 86400
+    assert gateway.expiry(None) == 0
+    for wrong in ("2027-02-30", "tomorrow", 20270101):
+        with pytest.raises(ValueError):
+            gateway.expiry(wrong)
+
+
+def test_grants_name_models_or_all_of_them():
+    assert gateway.grants([{"name": "a", "models": ["chat", "org/chat"]}, {"name": "b"}]) == {
+        "a/chat": "1",
+        "a/org/chat": "1",
+        "b/*": "1",
+    }
+
+
+def test_models_of_the_whole_fleet_are_listed_as_openai_does():
+    listed = gateway.model_list(PLAN)
+    assert [(model["id"], model["owned_by"]) for model in listed["data"]] == [
+        ("chat", "chat"),
+        ("org/chat", "chat"),
+        ("wide", "wide"),
+    ]
+    assert listed["object"] == "list"
+    json.dumps(listed)
+
+
+def test_a_map_is_the_same_whatever_the_order_and_reads_back():
+    text = gateway.map_text({"b": "2 x", "a": "1"})
+    assert text == "a 1\nb 2 x\n"
+    assert gateway.read_map("# a comment\n" + text) == {"a": "1", "b": "2 x"}
+    assert gateway.read_shown_map("0x55d a 1\n0x55e b 2 x\n\n") == {"a": "1", "b": "2 x"}
+
+
+# The first columns of HAProxy 2.6's own answer, and the one that tells the state.
+STAT = (
+    "# pxname,svname,qcur,qmax,scur,status\n"
+    "chat,chat.0,0,0,2,UP\n"
+    "chat,chat.1,1,1,0,DRAIN\n"
+    "chat,chat.2,0,0,0,UP 1/2\n"
+    "chat,chat.3,,,,DOWN 1/2\n"
+    "chat,BACKEND,0,0,2,UP\n\n"
+)
+
+
+def test_what_haproxy_says_of_its_servers():
+    rows = gateway.read_stat(STAT)
+    assert [gateway.busy(rows[f"chat/chat.{n}"]) for n in range(4)] == [2, 1, 0, 0]
+    assert [gateway.admitted(rows[f"chat/chat.{n}"]) for n in range(4)] == [True, False, True, False]
+    assert gateway.read_stat("") == {}
+
+
+def findings(**settings):
+    return [f"{found.where}: {found.message}" for found in gateway.judge(settings, SERVED)]
+
+
+def test_right_variables_are_refused_nothing():
+    right = {"name": "a", "key": KEY, "models": ["org/chat"], "expires": "2027-01-31", "concurrent": 0}
+    other = {"name": "b", "sha256": "0" * 64}
+    assert (
+        findings(keys=[right, other, {"name": "c"}], paths=list(gateway.PATHS), port=443, concurrency={"chat": 1}) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"name": "A b"}, "its name is 'A b'"),
+        ({"name": "a|b"}, "its name is 'a|b'"),
+        ({"name": "a", "key": "short"}, "fewer than 22 characters"),
+        ({"name": "a", "key": f"{KEY} x"}, "no text that a header can carry"),
+        ({"name": "a", "key": "{{ vault_key }}{{ vault_key }}"}, "no text that a header can carry"),
+        ({"name": "a", "key": KEY, "sha256": "0" * 64}, "both key and sha256"),
+        ({"name": "a", "sha256": "0" * 63}, "not 64 hexadecimal digits"),
+        ({"name": "a", "expires": "31.1.2027"}, "expires is '31.1.2027'"),
+        ({"name": "a", "models": ["chatt"]}, "there is no model chatt"),
+        ({"name": "a", "concurrent": -1}, "concurrent is -1"),
+    ],
+)
+def test_a_wrong_key_is_told_without_the_key(entry, says):
+    (found,) = findings(keys=[entry])
+    assert says in found
+    assert str(entry.get("key", "no key")) not in found
+
+
+def test_two_clients_have_neither_one_name_nor_one_key():
+    both = findings(keys=[{"name": "a", "key": KEY}, {"name": "a", "sha256": gateway.digest(KEY).lower()}])
+    assert [said.partition(": ")[2] for said in both] == ["the name is taken", "it is the same key as that of a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"paths": ["/metrics"]}, "/metrics is no path that it lets through"),
+        ({"concurrency": {"chatt": 1}}, "there is no service chatt"),
+        ({"certificate": "a.pem"}, "one of gateway_certificate and gateway_certificate_key is given"),
+        ({"port": 0}, "gateway_port is 0"),
+        ({"body_max": 1 << 30}, "gateway_body_max is"),
+    ],
+)
+def test_other_mistakes_are_told(settings, says):
+    (found,) = findings(**settings)
+    assert says in found
+
+
+def test_a_name_of_two_services_cannot_be_routed():
+    (found,) = gateway.judge({}, {"a": ["x"], "b": ["x"]})
+    assert "served by a and by b" in found.message
+
+
+def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
+    from ansible_collections.gpu_fleet.vllm.plugins.lookup.gateway_keys import key_of
+
+    path = tmp_path / "keys" / "team"
+    assert key_of(str(path), make=False) is None
+    made = key_of(str(path), make=True)
+    assert len(made) >= 43
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert key_of(str(path), make=True) == made
+    assert [entry.name for entry in path.parent.iterdir()] == ["team"]
+
+
+def test_replicas_with_a_part_on_a_host():
+    plan = {
+        "replicas": {"a.0": {"hosts": ["x"]}, "b.0": {"hosts": ["y"], "ray_hosts": ["y", "x"]}, "c.0": {"hosts": ["z"]}}
+    }
+    assert gateway.replicas_on(plan, ["x"]) == ["a.0", "b.0"]
+    assert gateway.replicas_on(plan, []) == []
