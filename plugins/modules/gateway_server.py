@@ -57,6 +57,7 @@ EXAMPLES = r"""
 RETURN = r"""
 running: {description: Whether the gateway runs., returned: always, type: bool}
 unknown: {description: Servers that it does not know., returned: success, type: list, elements: str}
+servers: {description: Servers that it knows., returned: success, type: list, elements: str}
 left: {description: Requests that were still in flight at the deadline., returned: success, type: int}
 waited: {description: Seconds that it took., returned: success, type: float}
 """
@@ -125,7 +126,7 @@ def main():
     p, host, began = module.params, socket.gethostname(), time.monotonic()
     rows = look(p["socket"])
     if rows is None:
-        module.exit_json(changed=False, running=False, unknown=p["servers"], left=0, waited=0.0)
+        module.exit_json(changed=False, running=False, servers=[], unknown=p["servers"], left=0, waited=0.0)
     known = [name for name in p["servers"] if name in rows]
     unknown = [name for name in p["servers"] if name not in rows]
     drain = p["state"] == "drained"
@@ -138,7 +139,7 @@ def main():
             )
         )
     before = {name: rows[name]["status"] for name in known}
-    result = {"changed": bool(todo), "running": True, "unknown": unknown, "left": 0}
+    result = {"changed": bool(todo), "running": True, "servers": known, "unknown": unknown, "left": 0}
     if module.check_mode:
         after = {**before, **dict.fromkeys(todo, "DRAIN" if drain else "UP")}
         module.exit_json(waited=0.0, diff={"before": before, "after": after}, **result)
