@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gpu_fleet import cli_capacity, cli_doctor, runs
+from gpu_fleet import cli_capacity, cli_doctor, cli_drain, runs
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help="Run a fleet of vLLM hosts."
@@ -385,6 +385,7 @@ def _show(name: str, told: dict[str, Any]) -> None:
 
 cli_capacity.register(app)
 cli_doctor.register(app)
+cli_drain.register(app, _run, _finish)
 
 if __name__ == "__main__":
     app(prog_name="scripts/fleet")
