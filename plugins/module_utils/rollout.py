@@ -85,6 +85,22 @@ def starts(results: Sequence[Result], instances: Sequence[str]) -> List[Dict[str
     ]
 
 
+def returns(results: Mapping[str, Sequence[Result]], instance: str, host: str) -> List[Dict[str, Any]]:
+    """As `starts`, to bring back on one host what a replica ran before it was changed; empty where there is nothing to go back to.
+
+    results     host to the results that the change began with, as of `actions`
+    Only where every rank served, and with another generation: one rank alone never gets in, and what failed is not tried again.
+    """
+    ranks = {
+        name: result for name, all_of in results.items() for result in all_of if result["item"]["instance"] == instance
+    }
+    if host not in ranks or set(ranks) != set(ranks[host]["item"]["hosts"]):
+        return []
+    if not all(r["active"] == "active" and r["running_generation"] not in (None, "", r["id"]) for r in ranks.values()):
+        return []
+    return starts([{**ranks[host], "id": ranks[host]["running_generation"]}], [instance])
+
+
 def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> str:
     what = f"has to be restarted: {'; '.join(reasons)}" if reasons else "does not serve"
     return (

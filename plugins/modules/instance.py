@@ -27,6 +27,11 @@ options:
   generation:
     description: ID of the generation to run. Needed for C(started).
     type: str
+  previous:
+    description:
+      - For C(started), to go back after a change that failed. ID of the generation that the link C(previous) is to point at again; empty
+        takes the link away. Without it, C(previous) becomes what C(current) was.
+    type: str
   root:
     description: Folder of all instances.
     type: path
@@ -92,6 +97,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 active: {description: systemd's ActiveState at the end., returned: always, type: str}
+previous: {description: "ID that the link C(previous) pointed at before, or empty.", returned: started, type: str}
 invocation: {description: systemd's InvocationID of the start., returned: started and stopped, type: str}
 pending: {description: Whether the wait goes on; for the action plugin only., returned: watched, type: bool}
 journal: {description: "Lines of the journal that say why a start failed.", returned: failure and with explain, type: list, elements: str}
@@ -162,8 +168,14 @@ def start(module, unit, link):
     p = module.params
     keep_agent_off(p["instance"], p["timeout"] + MARGIN)
     before = current_generation(link)
-    if before and before != p["generation"]:
-        point(os.path.join(os.path.dirname(link), "previous"), os.path.join("generations", before))
+    former = os.path.join(os.path.dirname(link), "previous")
+    if p["previous"] is not None:
+        if p["previous"]:
+            point(former, os.path.join("generations", p["previous"]))
+        elif os.path.lexists(former):
+            os.unlink(former)
+    elif before and before != p["generation"]:
+        point(former, os.path.join("generations", before))
     point(link, os.path.join("generations", p["generation"]))
     take_over_key(os.path.dirname(link))
     call(module, "daemon-reload")
@@ -269,6 +281,7 @@ def main():
             "instance": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["started", "watched", "stopped"], "default": "started"},
             "generation": {"type": "str"},
+            "previous": {"type": "str"},
             "root": {"type": "path", "default": "/etc/vllm"},
             "invocation": {"type": "str", "default": ""},
             "hosts": {"type": "list", "elements": "str", "default": []},
@@ -290,13 +303,16 @@ def main():
         module.exit_json(changed=False, pending=pending, active=units.show(p["instance"]).active)
     link = os.path.join(p["root"], p["instance"], "current")
     before = {"state": unit.active, "generation": current_generation(link)}
+    former = {}
     if p["state"] == "stopped":
         changed = unit.running or unit.active in ("active", "activating")
         after = {"state": "inactive"}
     else:
         changed = not (unit.active == "active" and unit.enabled and before["generation"] == p["generation"])
         after = {"state": "active", "generation": p["generation"]}
+        former = {"previous": current_generation(os.path.join(os.path.dirname(link), "previous")) or ""}
     result = {
+        **former,
         **(explain(p) if p["explain"] and not module.check_mode else {}),
         "changed": changed,
         "invocation": unit.invocation,

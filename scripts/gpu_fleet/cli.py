@@ -188,6 +188,32 @@ def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> No
 
 
 @app.command()
+def upgrade(
+    inventory: Inventory,
+    to: Annotated[str, typer.Option("--to", help="Release of vLLM, such as 0.32.0 (docs/releases.md).")],
+    limit: Limit = None,
+    check: Check = False,
+    json_: Json = False,
+) -> None:
+    """Another release of vLLM, one replica after the other; what goes wrong goes back, and the run stops (docs/change.md)."""
+    outcome = _run("upgrade", inventory, json_, limit=limit, check=check, variables={"vllm_runtime_version": to})
+    _finish(outcome, json_, "\n".join(outcome.summary))
+
+
+@app.command()
+def rollback(
+    inventory: Inventory,
+    service: Annotated[str, typer.Option("--service", help="This service only.")] = "",
+    limit: Limit = None,
+    check: Check = False,
+    json_: Json = False,
+) -> None:
+    """Back to what each replica ran before its last change, whole, one replica after the other (docs/change.md)."""
+    outcome = _run("rollback", inventory, json_, limit=limit, check=check, variables={"vllm_service_rollback": service})
+    _finish(outcome, json_, "\n".join(outcome.summary))
+
+
+@app.command()
 def mirror(
     inventory: Inventory,
     into: Annotated[

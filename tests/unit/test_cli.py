@@ -44,7 +44,25 @@ def test_a_refused_inventory_is_status_2_and_one_message(prod):
     assert "swap-space" in told["failures"][0]["message"]
 
 
-@pytest.mark.parametrize("arguments", [["validate"], ["validate", "-i", "/nowhere"], ["nonsense"]])
+@pytest.mark.parametrize("verb", [["upgrade", "--to", "0.26.0"], ["rollback"]])
+def test_a_change_begins_with_the_inventory_as_a_whole(prod, verb):
+    variables = yaml.safe_load((prod / "group_vars/gpu_hosts.yml").read_text())
+    variables["vllm_services"][0]["args"]["swap-space"] = 4
+    (prod / "group_vars/gpu_hosts.yml").write_text(yaml.safe_dump(variables))
+    done = fleet(*verb, "-i", prod)
+    assert done.exit_code == 2, done.output
+    assert "swap-space is gone since vLLM" in done.stderr
+
+
+def test_an_upgrade_to_what_nobody_knows_is_refused(prod):
+    done = fleet("upgrade", "-i", prod, "--to", "9.9.9")
+    assert done.exit_code == 2, done.output
+    assert "9.9.9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["validate"], ["upgrade", "-i", "prod"], ["validate", "-i", "/nowhere"], ["nonsense"]]
+)
 def test_used_wrongly_is_status_2(arguments):
     assert fleet(*arguments).exit_code == 2
 

@@ -110,7 +110,16 @@ def test_a_start_remembers_the_generation_before(tmp_path, monkeypatch):
     monkeypatch.setattr(instance, "AGENT", str(tmp_path / "agent"))
     link = tmp_path / "current"
     for name in (IDS[0], IDS[1], IDS[1]):
-        parameters = {"generation": name, "instance": "chat.0", "timeout": 60}
+        parameters = {"generation": name, "instance": "chat.0", "timeout": 60, "previous": None}
         instance.start(SimpleNamespace(params=parameters), unit, str(link))
     assert os.readlink(link) == f"generations/{IDS[1]}"
     assert os.readlink(tmp_path / "previous") == f"generations/{IDS[0]}"
+    # A change to the third that failed: it is as if it had never been.
+    for name, previous in ((IDS[2], None), (IDS[1], IDS[0])):
+        parameters = {"generation": name, "instance": "chat.0", "timeout": 60, "previous": previous}
+        instance.start(SimpleNamespace(params=parameters), unit, str(link))
+    assert os.readlink(link) == f"generations/{IDS[1]}"
+    assert os.readlink(tmp_path / "previous") == f"generations/{IDS[0]}"
+    # And where there was none before.
+    instance.start(SimpleNamespace(params={**parameters, "previous": ""}), unit, str(link))
+    assert not os.path.lexists(tmp_path / "previous")

@@ -1,6 +1,7 @@
 """Which replica may be started or restarted when."""
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions
+import pytest
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions, returns
 
 PLAN = {
     "services": {"chat": {"replicas": ["chat.0", "chat.1"]}},
@@ -94,3 +95,30 @@ def test_nothing_starts_beside_an_instance_that_nobody_names():
     done = actions(PLAN, states)
     assert done["start"] == []
     assert "systemctl disable --now vllm@old.0" in done["refuse"][0]["message"]
+
+
+# -- back to what served before a change ------------------------------------------------------------------------------------
+
+
+def ran(rank_of, active="active", running="old", wanted="new"):
+    item = {"instance": "chat.0", "rank": rank_of, "hosts": ["a", "b"], "ports": {"rank_store": 8001}}
+    return {"item": item, "active": active, "running_generation": running, "id": wanted}
+
+
+def test_every_rank_goes_back_to_its_own_former_generation():
+    ranks = {"a": [ran(0, running="old-a")], "b": [ran(1, running="old-b")]}
+    assert returns(ranks, "chat.0", "b") == [
+        {"instance": "chat.0", "generation": "old-b", "rank": 1, "hosts": ["a", "b"], "store_port": 8001}
+    ]
+    assert returns(ranks, "chat.0", "a")[0]["generation"] == "old-a"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ran(1, active="inactive"), ran(1, running=None), ran(1, running="new"), None],
+    ids=["not active", "unknown", "the same", "its host is gone"],
+)
+def test_nothing_comes_back_unless_every_rank_can(other):
+    ranks = {"a": [ran(0)], **({"b": [other]} if other else {})}
+    assert returns(ranks, "chat.0", "a") == []
+    assert returns(ranks, "chat.0", "c") == []

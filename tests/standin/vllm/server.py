@@ -4,7 +4,8 @@ Like the real one, it says nothing over HTTP until all ranks are there, wants th
 the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=TEXT makes rank N die at start, with
 STANDIN_FAIL_EARLY=1 before the ranks have met. With STANDIN_HANGS=1 a rank that lost another hangs instead of dying, as the
 real one was measured to: /health stays good, completions never come back. SIGUSR1 hangs it alone; SIGUSR2 lets
-completions hang while the counters move, as under load. A completion takes as many seconds as it has tokens beyond one.
+completions hang while the counters move, as under load. An answer ends after a token, unless ignore_eos is asked for: then it
+takes as many seconds as it has tokens beyond one. STANDIN_SAYS is what it answers, STANDIN_SLOW the seconds before it.
 A file /var/lib/standin/broken lets every start fail.
 """
 
@@ -49,13 +50,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.allowed():
-            until = time.monotonic() + int(body.get("max_tokens", 1)) - 1
+            wait = int(body.get("max_tokens", 1)) - 1 if body.get("ignore_eos") else 0
+            until = time.monotonic() + wait + float(os.environ.get("STANDIN_SLOW", "0"))
             while HUNG.is_set() or BUSY.is_set() or time.monotonic() < until:
                 time.sleep(0.1)
             for link in self.server.links:
                 link.ask()
             self.answer(
-                200, {"choices": [{"text": " a", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
+                200,
+                {
+                    "choices": [{"text": os.environ.get("STANDIN_SAYS", " a"), "finish_reason": "length"}],
+                    "usage": {"completion_tokens": 1},
+                },
             )
         else:
             self.answer(401, {"error": "Unauthorized"})
