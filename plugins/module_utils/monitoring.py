@@ -10,6 +10,7 @@ A rule that asks for what no version in the fleet has is left out, and so is wha
 
 from __future__ import annotations
 
+import calendar
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -208,3 +209,102 @@ def scrape_configs(jobs: Iterable[str], folder: str, interval: str) -> List[Dict
             ]
         found.append(config)
     return found
+
+
+# --- Prometheus and Alertmanager ----------------------------------------------------------------------------------------
+
+
+def files(
+    plan: Mapping[str, Any],
+    known: Mapping[str, Any],
+    hosts: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> Dict[str, Any]:
+    """What a monitor reads, by file name below `folder`: rules.yml, prometheus.yml, alertmanager.yml, targets/JOB.json.
+
+    settings are the variables of role monitoring without its prefix, and host (this monitor's name), folder, local (whether Prometheus
+    and Alertmanager run on it).
+    """
+    ports = {"node": settings["node_exporter_port"] if settings["node_exporter"] else None}
+    ports.update({job: settings[f"{job}_port"] for job in ("dcgm", "haproxy")})
+    defaults = {name: entry["value"] for name, entry in known["thresholds"].items()}
+    told = {
+        "thresholds": {**defaults, **settings["thresholds"]},
+        "objectives": settings["objectives"],
+        "keys": key_ends(settings["keys"]),
+        "runbooks": settings["runbooks"],
+    }
+    found = targets(plan, hosts, ports)
+    made: Dict[str, Any] = {f"targets/{job}.json": entries for job, entries in found.items()}
+    made["rules.yml"] = rules(plan, known, told)
+    made["prometheus.yml"] = prometheus(found, settings)
+    if settings["local"]:
+        made["alertmanager.yml"] = alertmanager(settings)
+    return made
+
+
+def prometheus(jobs: Iterable[str], settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Prometheus' configuration; for somebody else's Prometheus the part of it that is ours."""
+    folder, interval = settings["folder"], settings["interval"]
+    config: Dict[str, Any] = {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": [f"{folder}/rules.yml"],
+        "scrape_configs": scrape_configs(jobs, f"{folder}/targets", interval),
+    }
+    if not settings["local"]:
+        return config
+    own = {
+        "prometheus": _joined(settings["listen"], settings["prometheus_port"]),
+        "alertmanager": _joined(settings["listen"], settings["alertmanager_port"]),
+    }
+    config["scrape_configs"] += [
+        {"job_name": job, "static_configs": [_target(where, {"host": settings["host"]})]} for job, where in own.items()
+    ]
+    config["alerting"] = {
+        "alertmanagers": [{"static_configs": [{"targets": [own["alertmanager"], *settings["alertmanagers"]]}]}]
+    }
+    if settings["external_labels"]:
+        config["global"]["external_labels"] = dict(settings["external_labels"])
+    if settings["remote_write"]:
+        config["remote_write"] = list(settings["remote_write"])
+    return config
+
+
+def alertmanager(settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Alertmanager's configuration. Without receivers of the user's it shows alerts and tells nobody."""
+    receivers = [*settings["receivers"]] or [{"name": "nobody"}]
+    route = {
+        "receiver": receivers[0]["name"],
+        "group_by": ["alertname", "service", "host"],
+        "group_wait": "30s",
+        "group_interval": "5m",
+        "repeat_interval": "4h",
+        **settings["route"],
+    }
+    return {
+        "route": route,
+        "receivers": receivers,
+        # What another alert explains.
+        "inhibit_rules": [
+            {
+                "source_matchers": ['alertname="ServiceDown"'],
+                "target_matchers": ['alertname="ReplicaDown"'],
+                "equal": ["service"],
+            },
+            {
+                "source_matchers": ['alertname="HostDown"'],
+                "target_matchers": ['alertname=~"AgentDown|RankDown|PeersUnreachable|HostMetricsOld"'],
+                "equal": ["host"],
+            },
+        ],
+    }
+
+
+def key_ends(keys: Iterable[Mapping[str, Any]]) -> Dict[str, float]:
+    """When clients' keys end, seconds since 1970: those with `expires`, a day, to whose end in UTC the key is good."""
+    ends = {}
+    for key in keys:
+        day = re.fullmatch(r"(\d{4})-(\d{2})-(\d{2})", str(key.get("expires") or ""))
+        if day:
+            ends[str(key["name"])] = float(calendar.timegm((*map(int, day.groups()), 24, 0, 0)))
+    return ends

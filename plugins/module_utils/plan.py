@@ -4,6 +4,7 @@
 
 services   name -> replicas (instance names), served names, version, accelerator
 replicas   instance -> service, hosts in rank order, head, ports, parallel sizes, reasons
+exporters  host -> what the firewall lets monitors in to, of every host of the fleet
 hosts      host -> instances (this host's rank of each: config for `vllm serve --config`, environment), openings
            (what the firewall lets in, and from whom)
 
@@ -13,7 +14,7 @@ Addresses, ranks and ports come from the inventory alone, so a host that cannot 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import host_ports, launch_plan
 from .findings import Finding, did_you_mean
@@ -66,6 +67,8 @@ class Fleet:
     hosts         the hosts of the group gpu_hosts, in the inventory's order
     others        every other host of the inventory (named so that a mistake can be told from a typo)
     watchers      addresses of gateways and monitors: they reach the API port of every service
+    monitors      addresses of monitors alone: they reach the exporters
+    exporters     host -> ports of its exporters, of every host of the fleet; exporter_addresses their addresses
     models        names in model_store_models;  model_path the folder they lie in
     port_layout   content of data/ports.yml
     ray           content of data/ray.yml
@@ -75,6 +78,9 @@ class Fleet:
     hosts: Dict[str, Host]
     others: Sequence[str] = ()
     watchers: Sequence[str] = ()
+    monitors: Sequence[str] = ()
+    exporters: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    exporter_addresses: Mapping[str, Optional[str]] = field(default_factory=dict)
     models: Sequence[str] = ()
     model_path: str = "/var/lib/vllm/models"
     port_layout: Dict[str, Any] = field(default_factory=dict)
@@ -582,6 +588,7 @@ def _plan(
         "addresses": {host.name: host.address for host in fleet.hosts.values()},
         "services": {},
         "replicas": {},
+        "exporters": {},
         "hosts": {
             name: {"instances": [], "ray": [], "blocks": {}, "openings": [], "peers": {}} for name in fleet.hosts
         },
@@ -621,6 +628,13 @@ def _plan(
                 entry["blocks"].setdefault(replica.instance, {}).update(_ray_block(replica.service, fleet.port_layout))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
+    for name, ports in fleet.exporters.items() if fleet.monitors else ():
+        # Their numbers are the monitors' alone. A monitor that is this host needs no opening.
+        sources = [address for address in fleet.monitors if address != fleet.exporter_addresses.get(name)]
+        opening = {"name": "exporters", "ports": [str(port) for port in ports], "proto": "tcp", "from": sources}
+        plan["exporters"][name] = [opening]
+        if name in plan["hosts"]:
+            plan["hosts"][name]["openings"].append(opening)
     return plan
 
 

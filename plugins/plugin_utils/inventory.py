@@ -133,6 +133,9 @@ def read(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
         watchers=list(dict.fromkeys(address for address in watchers.values() if address)),
+        monitors=[address for name in inventory.group("monitors") if (address := watchers.get(name))],
+        exporters={name: ports for name in (*hosts, *watchers) if (ports := _exporters(inventory, name))},
+        exporter_addresses={**watchers, **{name: host.address for name, host in hosts.items()}},
         models=[entry.get("name", "") for entry in entries if isinstance(entry, dict)],
         model_path=inventory.role_value(next(iter(hosts)), "model_store", "model_store_path") if hosts else "",
         port_layout=data.load("ports"),
@@ -203,6 +206,18 @@ def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[dict[str, str
     judged = {name: _address(inventory, name) for name in names}
     addresses = {name: address for name, (address, _) in judged.items()}
     return addresses, [fault for name in names if name not in hosts for fault in judged[name][1]]
+
+
+def _exporters(inventory: Inventory, name: str) -> list[int]:
+    """Ports of a host's exporters, as role monitoring has them."""
+
+    def told(variable: str) -> Any:
+        return inventory.role_value(name, "monitoring", f"monitoring_{variable}")
+
+    ports = [told("node_exporter_port")] if told("node_exporter") else []
+    ports += [told("dcgm_port")] if name in inventory.group("gpu_hosts") else []
+    ports += [told("haproxy_port")] if name in inventory.group("gateways") else []
+    return [port for port in ports if _is_count(port)]
 
 
 def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gpu_fleet import cli_capacity, cli_doctor, cli_drain, runs
+from gpu_fleet import cli_bundle, cli_capacity, cli_doctor, cli_drain, cli_status, runs
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help="Run a fleet of vLLM hosts."
@@ -409,9 +409,11 @@ def _show(name: str, told: dict[str, Any]) -> None:
         console.print(text, markup=False)
 
 
+cli_bundle.register(app)
 cli_capacity.register(app)
 cli_doctor.register(app)
 cli_drain.register(app, _run, _finish)
+cli_status.register(app)
 
 if __name__ == "__main__":
     app(prog_name="scripts/fleet")

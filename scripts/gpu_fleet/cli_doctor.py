@@ -1,4 +1,4 @@
-"""scripts/fleet doctor: the first cause in recorded logs, or what keeps a client from an endpoint."""
+"""scripts/fleet doctor: the first cause in a fleet or in recorded logs, or what keeps a client from an endpoint."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     *,
+    inventory: Annotated[
+        Path | None,
+        typer.Option("-i", "--inventory", help="Look at every host of this fleet; nothing is changed there."),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option("--since", help="With -i, how far back, as `journalctl --since` takes it; default: since boot."),
+    ] = "",
     sources: Annotated[
         list[Path] | None,
         typer.Option(
@@ -61,9 +69,15 @@ def doctor(
     Exit status 0 nothing found, 1 something was found, 2 used wrongly or nothing readable.
     """
     files = [*(sources or []), *(more or [])]
-    if bool(files) == bool(endpoint):
-        _stop("give logs (--from FILE ...) or an endpoint (--endpoint URL), one of them")
-    if endpoint:
+    if sum(map(bool, (inventory, files, endpoint))) != 1:
+        _stop("give a fleet (-i INVENTORY), logs (--from FILE ...) or an endpoint (--endpoint URL), one of them")
+    if since and not inventory:
+        _stop("--since goes with -i")
+    if inventory and (key_file or model or authority or facts or vllm):
+        _stop("--key-file, --model and --ca go with --endpoint, --facts and --vllm with logs")
+    if inventory:
+        answer = _fleet(inventory, since)
+    elif endpoint:
         answer = _play(endpoint, key_file, authority, model=model, timeout=timeout, parallel=parallel)
     elif key_file or model or authority:
         _stop("--key-file, --model and --ca go with --endpoint")
@@ -79,6 +93,25 @@ def doctor(
 def _stop(message: str) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(2)
+
+
+# --- a fleet -----------------------------------------------------------------------------------------------------------
+
+
+def _fleet(inventory: Path, since: str) -> dict[str, Any]:
+    from gpu_fleet import collect
+
+    try:
+        case = collect.collect(inventory, since)
+    except FileNotFoundError as error:
+        _stop(str(error))
+    if case.outcome.refused:
+        _stop("\n".join(failure.message for failure in case.outcome.failures))
+    if not case.evidence:
+        _stop(
+            "\n".join([*(f.message for f in case.outcome.failures), *map(str, case.outcome.why_unreachable.values())])
+        )
+    return collect.examine(case)
 
 
 # --- logs -------------------------------------------------------------------------------------------------------------

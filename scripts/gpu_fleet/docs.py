@@ -277,6 +277,14 @@ def runbooks() -> dict[pathlib.Path, str]:
     return pages
 
 
+def dashboards() -> dict[pathlib.Path, str]:
+    from gpu_fleet.dashboards import dashboard
+
+    folder = ROOT / "roles/monitoring/files/dashboards"
+    known = yaml.safe_load((ROOT / "data/dashboards.yml").read_text())
+    return {folder / f"{name}.json": dashboard(name, entry) for name, entry in known.items()}
+
+
 def _blanks(sentence: str) -> str:
     """A sentence of a signature without what a log fills in: {name|else} reads else, {name} stays a name."""
     return re.sub(
@@ -300,6 +308,7 @@ def documents() -> dict[pathlib.Path, str]:
         ROOT / "docs/findings.md": findings(),
         ROOT / "docs/causes.md": causes(),
         **runbooks(),
+        **dashboards(),
     }
 
 

@@ -6,7 +6,7 @@ STANDIN_FAIL_EARLY=1 before the ranks have met. With STANDIN_HANGS=1 a rank that
 real one was measured to: /health stays good, completions never come back. SIGUSR1 hangs it alone; SIGUSR2 lets
 completions hang while the counters move, as under load. An answer ends after a token, unless ignore_eos is asked for: then it
 takes as many seconds as it has tokens beyond one. STANDIN_SAYS is what it answers, STANDIN_SLOW the seconds before it.
-A file /var/lib/standin/broken lets every start fail.
+A file /var/lib/standin/broken lets every start fail; what is in /var/lib/standin/metrics is said on /metrics, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 
 HUNG, BUSY = threading.Event(), threading.Event()
-BROKEN = "/var/lib/standin/broken"
+BROKEN, METRICS = "/var/lib/standin/broken", "/var/lib/standin/metrics"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -42,6 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             tokens = time.monotonic() if BUSY.is_set() else 1.0
             self.wfile.write(f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'.encode())
+            with contextlib.suppress(OSError), open(METRICS, "rb") as more:
+                self.wfile.write(more.read())
         elif self.allowed():
             self.answer(200, {"data": [{"id": self.server.names[0]}]})
         else:

@@ -1,0 +1,262 @@
+"""What a host of the fleet is asked when something is wrong, and what its state alone says. Standard library, Python 3.9.
+
+`gather` runs on the host and only reads; nothing secret is in what it gives (secrets.env and keys are not read). `judge` runs on the
+controller, over all hosts: it finds what no log line says (a clock, a full disk, a certificate that ended, a rank whose agent the others do not reach).
+Findings have the shape of diagnosis.Doctor's.
+"""
+
+from __future__ import annotations
+
+import base64
+import glob
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import zlib
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+Run = Callable[[Sequence[str], float], Tuple[int, str, str]]
+
+MOST_LINES = 20000  # of a journal, the newest
+MOST_BYTES = 64 << 20
+PATIENCE = 60.0
+UNITS = ("vllm@*", "ray@*", "nvidia-fabricmanager*")
+PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,InvocationID,UnitFileState,ActiveEnterTimestamp"
+FOLDERS = ("/", "/var/lib/vllm", "/var/cache/vllm", "/opt/vllm", "/tmp", "/dev/shm")
+FULL_SHARE, FULL_BYTES = 0.01, 64 << 20  # a disk with less than both left is full
+CLOCK_SECONDS = 2.0
+FRESH = 600.0  # seconds: an agent's state that is older than that says nothing
+
+
+# --- on the host --------------------------------------------------------------------------------------------------------
+
+
+def packed(text: str) -> str:
+    """A text for the way back: journals are large and much alike."""
+    raw = text.encode("utf-8", "replace")[-MOST_BYTES:]
+    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
+
+
+def unpacked(text: str) -> str:
+    return zlib.decompress(base64.b64decode(text)).decode("utf-8", "replace")
+
+
+def gather(run: Run, since: str, agents: Mapping[str, str], certificates: Sequence[str]) -> Dict[str, Any]:
+    """since: as journalctl takes it, or empty for all since boot. agents: instance to the URL of this host's agent."""
+
+    def said(*argv: str) -> str:
+        try:
+            _, out, _ = run(argv, PATIENCE)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return out
+
+    window = [f"--since={since}"] if since else ["-b"]
+    journal = ["journalctl", "-o", "json", "--no-pager", f"--lines={MOST_LINES}", *window]
+    units = [word for unit in UNITS for word in ("-u", unit)]
+    return {
+        "time": time.time(),
+        "hostname": os.uname().nodename,
+        "journal": packed(said(*journal, *units)),
+        "kernel": packed(said(*journal, "_TRANSPORT=kernel")),
+        "units": _shown(said("systemctl", "show", "vllm@*", "vllm-agent@*", "ray@*", f"--property={PROPERTIES}")),
+        "plans": _plans(),
+        "agents": {instance: _state(url) for instance, url in agents.items()},
+        "disks": _disks(),
+        "certificates": _ends(certificates),
+        "firewall": said("nft", "list", "table", "inet", "gpu_fleet"),
+        "addresses": said("ip", "-brief", "address"),
+        "topology": said("nvidia-smi", "topo", "-m"),
+        "gpus": said("nvidia-smi"),
+    }
+
+
+def _shown(text: str) -> List[Dict[str, str]]:
+    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.split("\n\n")]
+    return [block for block in blocks if block.get("Id")]
+
+
+def _plans() -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+    for path in glob.glob("/etc/vllm/*/current/plan.json"):
+        try:
+            with open(path, encoding="utf-8") as text:
+                found[path.split("/")[3]] = json.load(text)
+        except (OSError, ValueError):
+            found[path.split("/")[3]] = None
+    return found
+
+
+def _state(url: str) -> Optional[Dict[str, Any]]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as answer:
+            state = json.loads(answer.read(1 << 20))
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def _disks() -> List[Dict[str, Any]]:
+    found: Dict[int, Dict[str, Any]] = {}
+    for folder in FOLDERS:
+        try:
+            device, told = os.stat(folder).st_dev, os.statvfs(folder)
+        except OSError:
+            continue
+        found.setdefault(
+            device,
+            {
+                "path": folder,
+                "size": told.f_blocks * told.f_frsize,
+                "free": told.f_bavail * told.f_frsize,
+                "inodes": told.f_files,
+                "inodes_free": told.f_favail,
+            },
+        )
+    return list(found.values())
+
+
+def _ends(paths: Sequence[str]) -> Dict[str, Optional[float]]:
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_metrics
+
+    found: Dict[str, Optional[float]] = {}
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as text:
+                found[path] = host_metrics.expires(text.read())
+        except (OSError, ValueError):
+            found[path] = None
+    return found
+
+
+# --- on the controller --------------------------------------------------------------------------------------------------
+
+
+def judge(hosts: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Tuple[float, float]]) -> List[Dict[str, Any]]:
+    """hosts: what each gave; asked: when each was asked and had answered, by the controller's clock."""
+    found: List[Dict[str, Any]] = []
+    for host, told in hosts.items():
+        found += _clock(host, told, asked.get(host))
+        found += _full(host, told)
+        found += _certificates(host, told, asked.get(host, (told["time"], told["time"]))[1])
+    return found + _cut_off(hosts)
+
+
+def _finding(cause_id: str, host: str, evidence: str, cause: str, fix: str) -> Dict[str, Any]:
+    return {
+        "cause_id": cause_id,
+        "severity": "error",
+        "host": host,
+        "evidence": evidence,
+        "cause": cause,
+        "fix": fix,
+        "confidence": "high",
+        "source": "",
+        "line": None,
+        "time": None,
+        "hosts": [host],
+        "count": 1,
+        "recovered": False,
+    }
+
+
+def _clock(host: str, told: Mapping[str, Any], span: Optional[Tuple[float, float]]) -> List[Dict[str, Any]]:
+    if span is None:
+        return []
+    began, ended = span
+    # The host looked at its clock at some time in between.
+    off = told["time"] - (began if told["time"] < began else ended if told["time"] > ended else told["time"])
+    if abs(off) <= CLOCK_SECONDS:
+        return []
+    return [
+        _finding(
+            "clock_wrong",
+            host,
+            f"its clock is {abs(off):.0f} s {'ahead of' if off > 0 else 'behind'} the controller's",
+            "The clock of this host, or of the controller, is wrong: certificates and keys fail, logs of several hosts lose their order.",
+            "Have one time service run on all hosts: `timedatectl set-ntp true` or chrony; `timedatectl` shows whether it works.",
+        )
+    ]
+
+
+def _full(host: str, told: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    found = []
+    for disk in told["disks"]:
+        room = disk["size"] and disk["free"] < FULL_BYTES and disk["free"] < FULL_SHARE * disk["size"]
+        inodes = disk["inodes"] and disk["inodes_free"] == 0
+        if room or inodes:
+            what = "no inode is left" if inodes else f"{disk['free'] >> 20} MiB of {disk['size'] >> 20} MiB are left"
+            found.append(
+                _finding(
+                    "disk_full",
+                    host,
+                    f"{disk['path']}: {what}",
+                    "A file system is full.",
+                    f"Free space on it (`df -h {disk['path']}`, `du -xh --max-depth=2 {disk['path']} | sort -h | tail`), or give more.",
+                )
+            )
+    return found
+
+
+def _certificates(host: str, told: Mapping[str, Any], now: float) -> List[Dict[str, Any]]:
+    return [
+        _finding(
+            "tls_certificate_invalid",
+            host,
+            f"{path} ended {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(ends))} UTC",
+            "A certificate has expired: clients refuse the connection.",
+            f"Renew it and run playbooks/site.yml; `openssl x509 -noout -subject -enddate -in {path}` shows it.",
+        )
+        for path, ends in told["certificates"].items()
+        if ends is not None and ends <= now
+    ]
+
+
+def _cut_off(hosts: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """Ranks whose agents run and answer on their own host, and which another rank's agent does not reach."""
+    states: Dict[Tuple[str, int], str] = {}
+    for host, told in hosts.items():
+        for instance, state in told["agents"].items():
+            if state:
+                states[instance, int(state["rank"])] = host
+    found = []
+    for host, told in hosts.items():
+        for instance, state in told["agents"].items():
+            for rank, seconds in (state or {}).get("peers", {}).items():
+                other = states.get((instance, int(rank)))
+                if other is None or (seconds is not None and seconds < 6):
+                    continue
+                since = "never" if seconds is None else f"not for {seconds:.0f} s"
+                found.append(
+                    _finding(
+                        "firewall_blocks_port",
+                        other,
+                        f"{instance}: the agent of rank {rank} answers on {other} itself; that on {host} reached it {since}",
+                        f"Packets from {host} to {other} are dropped on the way or by the firewall of {other}: the ranks cannot meet.",
+                        f"On {other}: `nft list ruleset` and look for who drops packets from {host}; playbooks/site.yml puts the "
+                        "fleet's own table right.",
+                    )
+                )
+    return found
+
+
+def merged(answer: Dict[str, Any], state: Sequence[Mapping[str, Any]], hostnames: Mapping[str, str]) -> Dict[str, Any]:
+    """The doctor's answer with findings of the hosts' state: after what lines say for sure, before what they only hint at.
+
+    A cause that both name, on the same host, is one finding, with both as evidence. hostnames: of hosts of the inventory, as logs say them.
+    """
+    sure = [dict(f) for f in answer["findings"] if f["confidence"] == "high"]
+    rest = [f for f in answer["findings"] if f["confidence"] != "high"]
+    added = []
+    for finding in state:
+        names = (finding["host"], hostnames.get(finding["host"]))
+        same = next((f for f in sure if f["cause_id"] == finding["cause_id"] and f["host"] in names), None)
+        if same:
+            same["evidence"] = f"{same['evidence']}\n{finding['evidence']}"
+        else:
+            added.append(dict(finding))
+    return {**answer, "findings": [*sure, *added, *rest]}

@@ -1,0 +1,76 @@
+"""Bring from every host of a fleet what bears on why something does not work (playbooks/doctor.yml)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_fleet import runs
+
+
+@dataclass
+class Case:
+    """What was brought, by host: evidence (module evidence), facts (module gpu_facts), and when each was asked and had answered."""
+
+    outcome: runs.Outcome
+    evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    asked: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def collect(
+    inventory: Path, since: str = "", limit: str | None = None, on_event: Callable[[dict[str, Any]], None] | None = None
+) -> Case:
+    """Raises FileNotFoundError when there is no such inventory."""
+    case = Case(runs.Outcome())
+    began: dict[str, float] = {}
+
+    def keep(event: dict[str, Any]) -> None:
+        data = event.get("event_data", {})
+        action = str(data.get("resolved_action") or data.get("task_action") or "")
+        if action.endswith(".evidence"):
+            if event["event"] == "runner_on_start":
+                began[data["host"]] = time.time()
+            elif event["event"] == "runner_on_ok":
+                case.evidence[data["host"]] = data["res"]["evidence"]
+                case.asked[data["host"]] = (began.get(data["host"], 0.0), time.time())
+        elif action.endswith(".gpu_facts") and event["event"] == "runner_on_ok":
+            case.facts[data["host"]] = data["res"]
+        if on_event:
+            on_event(event)
+
+    case.outcome = runs.run("doctor", inventory, limit=limit, variables={"doctor_since": since}, on_event=keep)
+    return case
+
+
+def examine(case: Case) -> dict[str, Any]:
+    """The doctor's answer for a case: first cause over all hosts, by their logs and by their state."""
+    from gpu_fleet.domain import module_util, plugin_util
+
+    evidence = module_util("evidence")
+    known: dict[str, dict[str, Any]] = {}
+    replicas = (case.outcome.plan or {}).get("replicas", {})
+    for host, told in case.evidence.items():
+        known[told["hostname"]] = {}
+        versions = {replica["version"] for replica in replicas.values() if host in replica["hosts"]}
+        if len(versions) == 1:
+            known[told["hostname"]]["vllm"] = versions.pop()
+        if host in case.facts:
+            known[told["hostname"]]["nvswitch"] = bool(case.facts[host]["nvswitch"]["devices"])
+    made = plugin_util("doctor").doctor(known)
+    for host, told in case.evidence.items():
+        for name in ("journal", "kernel"):
+            text = evidence.unpacked(told[name])
+            if text.strip():
+                made.read(f"{host} {name}", text.splitlines())
+    names = {host: told["hostname"] for host, told in case.evidence.items()}
+    answer = evidence.merged(made.answer(), evidence.judge(case.evidence, case.asked), names)
+    for failure in case.outcome.failures:
+        answer["notes"].append(f"{failure.host}: {failure.task}: {failure.message}")
+    for host in case.outcome.unreachable:
+        why = case.outcome.why_unreachable.get(host, "")
+        answer["notes"].append(f"{host} was not reached, so that nothing is known of it. {why}".rstrip())
+    return answer

@@ -1,0 +1,131 @@
+"""A monitor, a GPU host and a stranger: who may ask, what is seen, what fires. The engine is a stand-in for vLLM.
+
+Prometheus, Alertmanager and the node exporter are Debian's own. What vLLM says of itself is the recording of a real server
+(tests/unit/fixtures/metrics), which the stand-in repeats, with a queue put into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.parse
+from pathlib import Path
+
+import pytest
+import testinfra
+
+INVENTORY = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent
+ROOT = Path(__file__).resolve().parents[2]
+SOON = 60.0
+ASK = "import urllib.request as u,sys; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+CONNECT = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    return {
+        name: testinfra.get_host(f"ansible://{name}?ansible_inventory={INVENTORY}")
+        for name in ("gpu-01", "mon", "stranger")
+    }
+
+
+@pytest.fixture(scope="module")
+def ask(hosts):
+    def get(url):
+        return json.loads(hosts["mon"].check_output(f"python3 -c '{ASK}' '{url}'"))
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def query(ask):
+    def get(expression):
+        told = ask(f"http://127.0.0.1:9090/api/v1/query?query={urllib.parse.quote(expression)}")
+        return {tuple(sorted(entry["metric"].items())): float(entry["value"][1]) for entry in told["data"]["result"]}
+
+    return get
+
+
+def wait(so, otherwise):
+    end = time.monotonic() + SOON
+    while not (found := so()):
+        assert time.monotonic() < end, otherwise
+        time.sleep(1)
+    return found
+
+
+def test_every_target_is_up_and_has_its_labels(hosts, ask):
+    hosts["gpu-01"].run("rm -f /var/lib/standin/metrics")  # of an earlier run
+
+    def all_up():
+        targets = ask("http://127.0.0.1:9090/api/v1/targets")["data"]["activeTargets"]
+        return targets if all(target["health"] == "up" for target in targets) else None
+
+    targets = wait(all_up, "not every target is up")
+    seen = {(t["labels"]["job"], t["labels"]["host"], t["labels"].get("replica")) for t in targets}
+    assert seen == {
+        ("vllm", "gpu-01", "chat.0"),
+        ("vllm_agent", "gpu-01", "chat.0"),
+        ("node", "gpu-01", None),
+        ("node", "mon", None),
+        ("prometheus", "mon", None),
+        ("alertmanager", "mon", None),
+    }
+
+
+def test_rules_compute_what_a_real_server_said(hosts, query):
+    recorded = (ROOT / "tests/unit/fixtures/metrics/vllm-0.32.0-cpu.txt").read_text()
+    lines = [line for line in recorded.splitlines() if not line.startswith("vllm:generation_tokens_total")]
+    text = "\n".join(lines).replace(
+        'vllm:num_requests_waiting{engine="0",model_name="chat"} 0.0',
+        'vllm:num_requests_waiting{engine="0",model_name="chat"} 7.0',
+    )
+    hosts["gpu-01"].run("mkdir -p /var/lib/standin")
+    hosts["gpu-01"].check_output("printf '%%s\\n' %s > /var/lib/standin/metrics", text)
+    wait(lambda: query("gpu_fleet:replica_waiting == 7"), "the queue is not seen")
+    assert query("gpu_fleet:replica_waiting") == {
+        (("__name__", "gpu_fleet:replica_waiting"), ("replica", "chat.0"), ("service", "chat")): 7.0
+    }
+    wait(lambda: query("gpu_fleet:service_replicas_right == 1"), "the replica is not seen to answer")
+    assert query("count(gpu_fleet_probe_right) by (exported_service)") == {(): 1.0}, (
+        "labels of the agent beside the target's"
+    )
+    wait(lambda: query('ALERTS{alertname="QueueLong",replica="chat.0"}'), "no alert is pending")
+
+
+def test_an_alert_fires_in_alertmanager_with_values_and_runbook(ask):
+    def fired():
+        told = ask("http://127.0.0.1:9093/api/v2/alerts")
+        return [alert for alert in told if alert["labels"]["alertname"] == "CertificateExpired"]
+
+    (alert,) = wait(fired, "the certificate that ended in 2020 raises no alert")
+    assert alert["labels"]["severity"] == "critical" and alert["labels"]["host"] == "gpu-01"
+    assert "/etc/ssl/fleet-test.pem expired" in alert["annotations"]["summary"]
+    assert (ROOT / alert["annotations"]["runbook_url"]).is_file()
+    assert alert["labels"]["fleet"] == "lab"
+
+
+@pytest.mark.parametrize(("name", "port"), [("gpu-01", 9100), ("mon", 9100), ("gpu-01", 8000), ("gpu-01", 8003)])
+def test_a_stranger_reads_no_metrics(hosts, name, port):
+    assert hosts["mon"].run(f"python3 -c '{CONNECT}' {name} {port}").rc == 0, "not even the monitor gets in"
+    assert hosts["stranger"].run(f"python3 -c '{CONNECT}' {name} {port}").rc != 0
+
+
+def test_prometheus_and_alertmanager_listen_on_the_monitor_alone(hosts):
+    listening = hosts["mon"].check_output("ss -Hltn")
+    for port in ("9090", "9093"):
+        assert f"127.0.0.1:{port}" in listening and f"*:{port}" not in listening
+    assert ":9094" not in listening, "Alertmanager's cluster"
+
+
+def test_the_configuration_of_the_packages_is_left_alone(hosts):
+    for name in ("gpu-01", "mon"):
+        assert hosts[name].check_output("dpkg -V prometheus-node-exporter; true") == ""
+    assert hosts["mon"].check_output("dpkg -V prometheus prometheus-alertmanager; true") == ""
+
+
+def test_the_units_are_sound(hosts):
+    units = "prometheus.service prometheus-alertmanager.service prometheus-node-exporter.service gpu-fleet-host-metrics.service"
+    done = hosts["mon"].run(f"systemd-analyze verify {units}")
+    assert "gpu-fleet" not in done.stderr and "gpu_fleet" not in done.stderr, done.stderr
