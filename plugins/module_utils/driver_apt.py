@@ -138,7 +138,7 @@ def compare(
             f"apt-mark unhold {name} first, by the role only",
         )
         for name in simulation.held_changed
-        if name not in packages
+        if name not in packages and name not in removes
     ]
 
 

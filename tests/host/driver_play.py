@@ -53,6 +53,9 @@ def play(host: str, *options: str, playbook: str = CONVERGE, **variables) -> Run
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
         "PLAYED": str(INVENTORY.parent / "played"),
+        # molecule asks for colours on a terminal, and they would stand between the words.
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
     }
     done = subprocess.run(
         [*command, "-e", json.dumps(variables), *options], env=environment, capture_output=True, text=True, check=False

@@ -248,6 +248,19 @@ def test_nothing_is_stopped_and_nothing_rebooted_without_consent():
     assert left.reboot  # told, and left to the owner
 
 
+def test_what_is_held_and_goes_with_the_kind_is_no_surprise():
+    text = (
+        "The following held packages will be changed:\n  nvidia-kernel-open-dkms\n"
+        f"Remv nvidia-kernel-open-dkms [{V}-1]\nInst nvidia-kernel-dkms ({V}-1 NVIDIA [all])\n"
+        "0 upgraded, 1 newly installed, 1 to remove and 3 not upgraded.\n"
+    )
+    told = {"version": V, "known": KNOWN}
+    packages = {"nvidia-kernel-dkms": f"{V}-1"}
+    assert driver_apt.compare(driver_apt.read(text), packages, removes=("nvidia-kernel-open-dkms",), **told) == []
+    unplanned = driver_apt.compare(driver_apt.read(text), packages, **told)
+    assert [finding.id for finding in unplanned] == ["apt-removes", "apt-held-changed"]
+
+
 def test_a_change_of_the_kind_takes_every_part_of_the_other_one_away():
     # Debian's open modules have a support package, which is held as every part is (seen with apt 2.6.1: no way without the minus).
     want = {"source": "distribution", "version": "535.309.01", "modules": "proprietary", "reboot": True}
