@@ -19,6 +19,7 @@ class FilterModule:
         return {
             "gateway_backends": gateway.backends,
             "gateway_servers_of": lambda instance, plan: gateway.servers_of(plan, instance),
+            "gateway_servers_of_replica": gateway.servers_of,
             "gateway_replicas_on": gateway.replicas_on,
             "gateway_models": gateway.models,
             "gateway_model_list": gateway.model_list,

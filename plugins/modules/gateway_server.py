@@ -12,6 +12,8 @@ description:
   - C(drained) gives servers no new request and waits until those in flight have ended, for so many seconds.
   - C(admitted) lets them in again, and waits until the gateway's own check, the agent's last probe, is right.
   - Works on HAProxy's runtime socket. What it did is kept over reloads and restarts of the gateway.
+  - C(repaired) lets in what is drained without C(keep), and what the servers are called does not matter. A run that was cut short may have
+    left it so; what an operator drained stays.
   - A gateway that does not run, or does not know a server, gives it no request; that is told and is no failure.
 author: The gpu_fleet authors (@gpu-fleet)
 options:
@@ -19,12 +21,16 @@ options:
     description: Servers, BACKEND/SERVER.
     type: list
     elements: str
-    required: true
+    default: []
   state:
     description: What to reach.
     type: str
-    choices: [drained, admitted]
+    choices: [drained, admitted, repaired]
     required: true
+  keep:
+    description: For C(drained). An operator wants it, so that it stays until somebody admits it, whatever runs meanwhile.
+    type: bool
+    default: false
   deadline:
     description: Seconds to wait.
     type: int
@@ -62,6 +68,7 @@ left: {description: Requests that were still in flight at the deadline., returne
 waited: {description: Seconds that it took., returned: success, type: float}
 """
 
+import json
 import os
 import socket
 import time
@@ -91,7 +98,24 @@ def wait(path, servers, deadline, done):
 
 
 def drain_is(row):
-    return str(row.get("status", "")).split(" ")[0] in ("DRAIN", "MAINT") or "DRAIN" in str(row.get("status", ""))
+    """Whether somebody drained it; a server that is down and drained says both."""
+    return "DRAIN" in str(row.get("status", "")) or str(row.get("status", "")).startswith("MAINT")
+
+
+def kept(path):
+    """Servers that an operator drained."""
+    try:
+        with open(path, encoding="utf-8") as text:
+            return sorted(set(json.load(text)))
+    except (OSError, ValueError):
+        return []
+
+
+def keep(path, names):
+    """Note which these are. Raises OSError."""
+    with open(f"{path}.new", "w", encoding="utf-8") as out:
+        json.dump(sorted(set(names)), out)
+    os.replace(f"{path}.new", path)
 
 
 def alone(rows, servers):
@@ -114,8 +138,9 @@ def main():
     """Bring each server where it should be."""
     module = AnsibleModule(
         argument_spec={
-            "servers": {"type": "list", "elements": "str", "required": True},
-            "state": {"type": "str", "choices": ["drained", "admitted"], "required": True},
+            "servers": {"type": "list", "elements": "str", "default": []},
+            "state": {"type": "str", "choices": ["drained", "admitted", "repaired"], "required": True},
+            "keep": {"type": "bool", "default": False},
             "deadline": {"type": "int", "default": 300},
             "others": {"type": "bool", "default": False},
             "socket": {"type": "path", "default": "/run/gpu-fleet-gateway/admin.sock"},
@@ -127,6 +152,10 @@ def main():
     rows = look(p["socket"])
     if rows is None:
         module.exit_json(changed=False, running=False, servers=[], unknown=p["servers"], left=0, waited=0.0)
+    noted = f"{p['state_file']}.kept"
+    operators = kept(noted)
+    if p["state"] == "repaired":
+        p["servers"] = [name for name, row in rows.items() if drain_is(row) and name not in operators]
     known = [name for name in p["servers"] if name in rows]
     unknown = [name for name in p["servers"] if name not in rows]
     drain = p["state"] == "drained"
@@ -138,23 +167,37 @@ def main():
                 "Nothing was drained. Have another one serve first, or allow the outage: vllm_service_allow_outage: true"
             )
         )
+    wanted = sorted({*operators, *known}) if drain and p["keep"] else operators
+    if p["state"] == "admitted":
+        wanted = [name for name in operators if name not in known]
     before = {name: rows[name]["status"] for name in known}
-    result = {"changed": bool(todo), "running": True, "servers": known, "unknown": unknown, "left": 0}
+    result = {
+        "changed": bool(todo) or wanted != operators,
+        "running": True,
+        "servers": known,
+        "unknown": unknown,
+        "left": 0,
+    }
     if module.check_mode:
         after = {**before, **dict.fromkeys(todo, "DRAIN" if drain else "UP")}
         module.exit_json(waited=0.0, diff={"before": before, "after": after}, **result)
     try:
         for name in todo:
             haproxy_socket.tell(p["socket"], f"set server {name} state {'drain' if drain else 'ready'}")
-        if todo and os.path.isdir(os.path.dirname(p["state_file"])):
+        if todo:
             haproxy_socket.keep(p["socket"], p["state_file"])
+        if wanted != operators:
+            keep(noted, wanted)
     except (OSError, haproxy_socket.Refused) as error:
         module.fail_json(msg=f"{host}: {error}")
-    rows = wait(p["socket"], known, p["deadline"], (lambda row: gateway.busy(row) == 0) if drain else gateway.admitted)
+    if p["state"] != "repaired":
+        rows = wait(
+            p["socket"], known, p["deadline"], (lambda row: gateway.busy(row) == 0) if drain else gateway.admitted
+        )
     after = {name: rows[name]["status"] for name in known if name in rows}
     result["left"] = sum(gateway.busy(rows[name]) for name in known if name in rows) if drain else 0
     result["waited"] = round(time.monotonic() - began, 1)
-    outside = [name for name in known if not drain and not gateway.admitted(rows.get(name, {}))]
+    outside = [name for name in known if p["state"] == "admitted" and not gateway.admitted(rows.get(name, {}))]
     if outside:
         told = "; ".join(
             f"{name} is {rows[name]['status']} ({rows[name].get('last_chk', '')})" for name in outside if name in rows

@@ -481,6 +481,21 @@ def test_admitted_again_it_gets_requests(hosts):
     assert set(told) == {"chat.0", "chat.1"}
 
 
+def test_a_change_takes_its_replica_aside_and_the_next_run_repairs_one_that_was_cut_short(hosts, tmp_path):
+    """As a play on a replica's hosts does it, around its restart; here one that ends in between."""
+    steps = "[{include_role: {name: gpu_fleet.vllm.gateway, tasks_from: aside.yml}}]"
+    text = f"- import_playbook: gpu_fleet.vllm.validate\n- {{hosts: gpu_hosts, gather_facts: false, tasks: {steps}}}\n"
+    (tmp_path / "aside.yml").write_text(text)
+    play(str(tmp_path / "aside.yml"), gateway_aside_replica="chat.1", gateway_aside_state="drained")
+    play(f"{ROOT}/playbooks/drain.yml", drain_instances=["other.0"], vllm_service_allow_outage=True)
+    assert show(hosts, "status")["chat.1"] == show(hosts, "status")["other.0"] == "DRAIN"
+    play(f"{ROOT}/molecule/gateway/converge.yml")
+    assert show(hosts, "status")["chat.1"] == "UP"
+    assert show(hosts, "status")["other.0"] == "DRAIN", "what an operator drained is let in by nobody else"
+    play(f"{ROOT}/playbooks/drain.yml", drain_instances=["other.0"], drain_state="admitted")
+    assert ask({"model": "other"}).status == 200
+
+
 def test_keys_change_without_a_restart(hosts):
     pid = hosts["gw-01"].check_output("pgrep -u haproxy -x haproxy")
     new = "client-new-client-new-client-new"
