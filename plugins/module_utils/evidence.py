@@ -8,6 +8,7 @@ Findings have the shape of diagnosis.Doctor's.
 from __future__ import annotations
 
 import base64
+import calendar
 import glob
 import json
 import os
@@ -62,7 +63,9 @@ def gather(run: Run, since: str, agents: Mapping[str, str], certificates: Sequen
         "hostname": os.uname().nodename,
         "journal": packed(said(*journal, *units)),
         "kernel": packed(said(*journal, "_TRANSPORT=kernel")),
-        "units": _shown(said("systemctl", "show", "vllm@*", "vllm-agent@*", "ray@*", f"--property={PROPERTIES}")),
+        "units": _shown(
+            said("systemctl", "show", "vllm@*", "vllm-agent@*", "ray@*", "--timestamp=unix", f"--property={PROPERTIES}")
+        ),
         "plans": _plans(),
         "agents": {instance: _state(url) for instance, url in agents.items()},
         "disks": _disks(),
@@ -242,6 +245,35 @@ def _cut_off(hosts: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
                     )
                 )
     return found
+
+
+def serves_since(told: Mapping[str, Any]) -> Optional[float]:
+    """When the last of a host's servers came up, where all of them run and give right answers; None otherwise.
+
+    `systemctl show --timestamp=unix` says @SECONDS (systemctl(1), since version 247).
+    """
+    states = {f"vllm@{instance}.service": state for instance, state in told["agents"].items()}
+    since = []
+    for unit in told["units"]:
+        if unit["Id"] not in states:
+            continue
+        state, stamp = states[unit["Id"]] or {}, unit.get("ActiveEnterTimestamp", "")
+        probe = state.get("probe")
+        wrong = not (probe and probe["right"]) if state.get("answers") else not state
+        if wrong or unit.get("ActiveState") != "active" or not stamp.startswith("@"):
+            return None
+        since.append(float(stamp[1:]))
+    return max(since) if since and len(since) == len(states) else None
+
+
+def seconds(stamp: Optional[str]) -> Optional[float]:
+    """Seconds since 1970 of a finding's time."""
+    if not stamp:
+        return None
+    try:
+        return float(calendar.timegm(time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
 
 
 def merged(answer: Dict[str, Any], state: Sequence[Mapping[str, Any]], hostnames: Mapping[str, str]) -> Dict[str, Any]:

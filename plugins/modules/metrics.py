@@ -32,7 +32,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-results: {description: By query the result of /api/v1/query., type: dict, returned: success}
+answers: {description: By query the result of /api/v1/query., type: dict, returned: success}
 alerts: {description: The list of /api/v1/alerts., type: list, elements: dict, returned: success}
 pages: {description: "By page C(first), C(second) and the C(seconds) between.", type: dict, returned: success}
 problems: {description: What did not answer., type: dict, returned: success}
@@ -67,7 +67,7 @@ def main():
         supports_check_mode=True,
     )
     p = module.params
-    told = {"results": {}, "alerts": [], "pages": {}, "problems": {}}
+    told = {"answers": {}, "alerts": [], "pages": {}, "problems": {}}
 
     def trying(name, url):
         try:
@@ -82,7 +82,7 @@ def main():
             text = trying(name, f"{base}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
             if text is None:
                 continue
-            told["results"][name] = json.loads(text)["data"]["result"]
+            told["answers"][name] = json.loads(text)["data"]["result"]
         text = trying("alerts", f"{base}/api/v1/alerts")
         told["alerts"] = json.loads(text)["data"]["alerts"] if text else []
     began = {}

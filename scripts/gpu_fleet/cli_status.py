@@ -118,8 +118,8 @@ def from_fleet(inventory: Path | None, hosts: bool) -> dict[str, Any]:
     if not hosts:
         _, told = _play(inventory, "monitors")
         for answer in told.values():
-            if answer.get("results"):
-                return util.from_prometheus(answer["results"], answer["alerts"])
+            if answer.get("answers"):
+                return util.from_prometheus(answer["answers"], answer["alerts"])
     plan, told = _play(inventory, "hosts")
     pages = {host: answer["pages"] for host, answer in told.items() if "pages" in answer}
     if plan is None or not told:

@@ -67,10 +67,23 @@ def examine(case: Case) -> dict[str, Any]:
             if text.strip():
                 made.read(f"{host} {name}", text.splitlines())
     names = {host: told["hostname"] for host, told in case.evidence.items()}
-    answer = evidence.merged(made.answer(), evidence.judge(case.evidence, case.asked), names)
+    judged = made.answer()
+    _past(judged["findings"], case, evidence)
+    answer = evidence.merged(judged, evidence.judge(case.evidence, case.asked), names)
     for failure in case.outcome.failures:
         answer["notes"].append(f"{failure.host}: {failure.task}: {failure.message}")
     for host in case.outcome.unreachable:
         why = case.outcome.why_unreachable.get(host, "")
         answer["notes"].append(f"{host} was not reached, so that nothing is known of it. {why}".rstrip())
     return answer
+
+
+def _past(findings: list[dict[str, Any]], case: Case, evidence: Any) -> None:
+    """What a server's journal said before it came up and answered is over: it is told, last, and not for sure."""
+    up = {host: evidence.serves_since(told) for host, told in case.evidence.items()}
+    for finding in findings:
+        host = str(finding.get("source") or "").removesuffix(" journal")
+        at = evidence.seconds(finding.get("time"))
+        if up.get(host) is not None and at is not None and at < up[host]:
+            finding.update(recovered=True, confidence="low", severity="warning")
+    findings.sort(key=lambda finding: bool(finding.get("recovered")))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import tarfile
 import time
 import urllib.parse
 from pathlib import Path
@@ -129,3 +132,80 @@ def test_the_units_are_sound(hosts):
     units = "prometheus.service prometheus-alertmanager.service prometheus-node-exporter.service gpu-fleet-host-metrics.service"
     done = hosts["mon"].run(f"systemd-analyze verify {units}")
     assert "gpu-fleet" not in done.stderr and "gpu_fleet" not in done.stderr, done.stderr
+
+
+# --- the command line, over the whole fleet ---------------------------------------------------------------------------------
+
+
+def fleet(verb, *arguments):
+    command = [str(ROOT / "scripts" / "fleet"), verb, "-i", str(INVENTORY), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stdout + ("" if done.stdout else done.stderr)
+
+
+def test_fleet_status_is_what_prometheus_knows():
+    status, said = fleet("status", "--json")
+    told = json.loads(said)
+    assert status == 1 and told["source"] == "prometheus"
+    assert [(row["name"], row["wanted"]) for row in told["services"]] == [("chat", 1)]
+    assert "CertificateExpired" in {alert["alert"] for alert in told["alerts"] if alert["state"] == "firing"}
+
+
+def test_fleet_status_without_the_monitor():
+    _, said = fleet("status", "--hosts", "--json")
+    told = json.loads(said)
+    assert told["source"] == "hosts" and told["services"][0]["right"] == 1
+
+
+def test_the_doctor_names_the_certificate():
+    status, said = fleet("doctor", "--json")
+    found = {finding["cause_id"]: finding for finding in json.loads(said)["findings"]}
+    assert status == 1 and "/etc/ssl/fleet-test.pem" in found["tls_certificate_invalid"]["evidence"]
+
+
+def test_the_bundle_has_nothing_of_the_site(tmp_path):
+    status, said = fleet("bundle", "--into", str(tmp_path / "case.tar.gz"))
+    assert status == 0, said
+    with tarfile.open(tmp_path / "case.tar.gz") as archive:
+        texts = {member.name: archive.extractfile(member).read().decode() for member in archive}
+    assert {"case/index.md", "case/findings.json"} <= set(texts)
+    for name, text in texts.items():
+        assert "chat-key" not in text and "gpu-01" not in text and not re.search(r"\b10\.\d+\.\d+\.\d+", text), name
+
+
+CONFIG, SECRETS = "/etc/vllm/chat.0/current/config.yaml", "/etc/vllm/chat.0/secrets.env"
+FAULTS = {
+    "unknown flag put in by hand": (
+        f"echo 'frobnicate: 1' >> {CONFIG}",
+        f"sed -i /frobnicate/d {CONFIG}",
+        "unrecognized_argument",
+    ),
+    "key file unreadable": (f"mv {SECRETS} {SECRETS}.gone", f"mv {SECRETS}.gone {SECRETS}", "unit_environment_missing"),
+    "port taken": (
+        "systemctl stop vllm@chat.0; systemd-run --unit=thief /usr/bin/python3 -m http.server 8000",
+        "systemctl stop thief",
+        "port_in_use",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_doctor_names_a_fault(hosts, query, fault):
+    """Injected for real; the alert about the replica's agent is seen in Prometheus, pending before its two minutes are over."""
+    breaks, mends, cause = FAULTS[fault]
+    since = f"@{int(time.time())}"
+    hosts["gpu-01"].run(breaks)
+    hosts["gpu-01"].run("systemctl reset-failed vllm@chat.0; systemctl restart --no-block vllm@chat.0")
+    try:
+        told = {}
+
+        def named():
+            told.update(json.loads(fleet("doctor", "--since", since, "--json")[1]))
+            return told["findings"] and told["findings"][0]["cause_id"] == cause
+
+        wait(named, told)
+        wait(lambda: query('ALERTS{alertname="ReplicaDown",replica="chat.0"}'), "no alert about the replica")
+    finally:
+        hosts["gpu-01"].run(mends)
+        hosts["gpu-01"].run("systemctl reset-failed vllm@chat.0; systemctl restart --no-block vllm@chat.0")
+        wait(lambda: query("gpu_fleet:replica_right == 1"), "it does not serve again")

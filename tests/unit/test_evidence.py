@@ -164,3 +164,26 @@ def test_commands_that_are_missing_or_hang_are_no_failure():
 )
 def test_used_wrongly(arguments):
     assert CliRunner().invoke(app, ["doctor", *arguments]).exit_code == 2
+
+
+def serving(since, right=True, **changes):
+    """The state of a host whose head came up then."""
+    return {
+        "units": [{"Id": "vllm@chat.0.service", "ActiveState": "active", "ActiveEnterTimestamp": f"@{since:.0f}"}],
+        "agents": {"chat.0": {"rank": 0, "peers": {}, "answers": True, "probe": {"right": right}}},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("since", "right", "over"), [(NOW + 60, True, True), (NOW + 60, False, False), (NOW - 60, True, False)]
+)
+def test_what_a_server_said_before_it_came_up_and_answered_is_over(since, right, over):
+    journal = [line("gpu-01", 1, "OSError: [Errno 28] No space left on device")]
+    made = case(gpu_01=serving(since, right, journal=evidence.packed("\n".join(journal))))
+    (found,) = collect.examine(made)["findings"]
+    assert found["recovered"] is over and (found["confidence"] == "low") is over
+
+
+def test_a_journal_of_a_host_without_servers_is_never_over():
+    assert evidence.serves_since(told("mon")) is None
