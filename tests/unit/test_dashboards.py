@@ -6,7 +6,6 @@ import time
 import metrics_world
 import pytest
 from conftest import REPOSITORY
-from test_monitoring_rules import plan
 
 FOLDER = REPOSITORY / "roles" / "monitoring" / "files" / "dashboards"
 NAMES = ("fleet", "service", "host")
@@ -18,10 +17,9 @@ def panels():
             yield from ((name, panel["title"], target["expr"]) for target in panel["targets"])
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with metrics_world.prometheus(tmp_path_factory.mktemp("prometheus"), plan(), {}) as found:
-        yield found
+@pytest.fixture
+def url(fleet_prometheus):
+    return fleet_prometheus
 
 
 def test_there_are_the_three():

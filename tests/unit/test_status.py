@@ -14,10 +14,9 @@ METRICS = data.load("metrics")
 RECORDED = metrics_world.VLLM.read_text()
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    with metrics_world.prometheus(tmp_path_factory.mktemp("prometheus"), plan(), {}) as found:
-        yield found
+@pytest.fixture
+def url(fleet_prometheus):
+    return fleet_prometheus
 
 
 def fleet(*arguments):
