@@ -14,6 +14,10 @@ import calendar
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
+
+# Prometheus' model.Duration, without what is mixed.
+DURATION = re.compile(r"[1-9]\d*(ms|s|m|h|d|w|y)")
 PLACE = re.compile(r"\$\{([a-z_ 0-9]+)\}")
 OWN = re.compile(r"gpu_fleet:[a-zA-Z0-9_:]+")
 JOB = "vllm"
@@ -150,6 +154,46 @@ def max_num_seqs(plan: Mapping[str, Any], instance: str) -> Optional[int]:
         if isinstance(value, int) and not isinstance(value, bool):
             return value * int(replica.get("data") or 1)
     return None
+
+
+def judge(settings: Mapping[str, Any], services: Sequence[str], thresholds: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """What is wrong with the variables of role monitoring besides their types: what was seen, and what to do.
+
+    settings are the variables without the role's prefix.
+    """
+    found: List[Tuple[str, str]] = []
+    for name, value in (settings.get("thresholds") or {}).items():
+        if name not in thresholds:
+            known = f"{did_you_mean(name, thresholds)}There are {', '.join(thresholds)}"
+            found.append((f"monitoring_thresholds has {name}, which no alert asks for", known))
+        elif not _is_number(value):
+            found.append((f"monitoring_thresholds: {name} is {value!r}", f"Give a number: {thresholds[name]['what']}"))
+    for service, objectives in (settings.get("objectives") or {}).items():
+        if service not in services:
+            known = f"{did_you_mean(service, services)}There are {', '.join(services) or 'none'}"
+            found.append((f"monitoring_objectives names {service}, which is no service", known))
+        if not isinstance(objectives, dict):
+            found.append((f"monitoring_objectives: {service} is {objectives!r}", f"Give {', '.join(OBJECTIVES)}"))
+            continue
+        for name, value in objectives.items():
+            if name not in OBJECTIVES:
+                known = f"{did_you_mean(name, OBJECTIVES)}There are {', '.join(OBJECTIVES)}"
+                found.append((f"monitoring_objectives: {service} has {name}", known))
+            elif not _is_number(value) or value <= 0:
+                found.append((f"monitoring_objectives: {service}: {name} is {value!r}", "Give a number above 0"))
+    for name in ("interval", "retention"):
+        if not DURATION.fullmatch(str(settings.get(name))):
+            found.append(
+                (f"monitoring_{name} is {settings.get(name)!r}", "Write a time as Prometheus does: 15s, 1m, 15d")
+            )
+    if settings.get("mode") == "files" and not settings.get("files_into"):
+        fix = "Name a folder of the controller for rules, targets and prometheus.yml"
+        found.append(("monitoring_mode is files, and monitoring_files_into is empty", fix))
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # --- Whom Prometheus asks ---------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ..module_utils import (
     limits,
     locks,
     models,
+    monitoring,
     nccl,
     nftables,
     plan,
@@ -121,6 +122,12 @@ def read(
     )
     found.extend(_args_findings(read_services, hosts))
     found.extend(_key_findings(inventory, read_services, hosts))
+    names = [service.name for service in read_services]
+    found.extend(
+        _grouped(
+            (fault, name) for name in inventory.group("monitors") for fault in _monitor_faults(inventory, name, names)
+        )
+    )
     found.extend(_ray_findings(inventory, read_services, hosts))
     found.extend(_gateway_findings(inventory, read_services))
     entries = inventory.role_value(next(iter(hosts)), "model_store", "model_store_models") if hosts else []
@@ -206,6 +213,18 @@ def _watchers(inventory: Inventory, hosts: Iterable[str]) -> tuple[dict[str, str
     judged = {name: _address(inventory, name) for name in names}
     addresses = {name: address for name, (address, _) in judged.items()}
     return addresses, [fault for name in names if name not in hosts for fault in judged[name][1]]
+
+
+def _monitor_faults(inventory: Inventory, name: str, services_: list[str]) -> list[tuple[str, str, str]]:
+    """What role monitoring would do nothing with, or fail on, and can be known here."""
+    own = data.role_options("monitoring")
+    settings = {option.removeprefix("monitoring_"): inventory.role_value(name, "monitoring", option) for option in own}
+    # What has the wrong type is told where types are.
+    for option in ("thresholds", "objectives"):
+        settings[option] = settings[option] if isinstance(settings[option], dict) else {}
+    return [
+        ("monitoring", message, fix) for message, fix in monitoring.judge(settings, services_, data.load("thresholds"))
+    ]
 
 
 def _exporters(inventory: Inventory, name: str) -> list[int]:

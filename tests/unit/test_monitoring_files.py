@@ -107,3 +107,33 @@ def test_a_fleet_without_monitors_has_no_opening_for_them():
     built = openings([], {"gpu-01": [9100]}, {})
     assert built["exporters"] == {}
     assert not [opening for opening in built["hosts"]["gpu-01"]["openings"] if opening["name"] == "exporters"]
+
+
+def faults(**changes):
+    own = {
+        name.removeprefix("monitoring_"): option.get("default")
+        for name, option in data.role_options("monitoring").items()
+    }
+    return [message for message, _ in monitoring.judge({**own, **changes}, ["chat"], KNOWN["thresholds"])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"thresholds": {"wating": 3}}, "monitoring_thresholds has wating"),
+        ({"thresholds": {"waiting": "many"}}, "waiting is 'many'"),
+        ({"objectives": {"chta": {}}}, "names chta, which is no service"),
+        ({"objectives": {"chat": {"ttft": 1}}}, "chat has ttft"),
+        ({"objectives": {"chat": {"ttft_seconds": 0}}}, "ttft_seconds is 0"),
+        ({"objectives": {"chat": 3}}, "chat is 3"),
+        ({"interval": "15"}, "monitoring_interval is '15'"),
+        ({"mode": "files"}, "monitoring_files_into is empty"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_host_is_touched(changes, says):
+    (message,) = faults(**changes)
+    assert says in message
+
+
+def test_the_defaults_have_no_fault():
+    assert faults() == faults(thresholds={"waiting": 5}, objectives={"chat": {"ttft_seconds": 1.5}}) == []
