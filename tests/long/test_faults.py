@@ -39,8 +39,6 @@ DONE = FOLDER / "done.jsonl"
 HEAD, WORKER = "gpu-01", "gpu-02"
 UNIT = "vllm@chat.0.service"
 AGAIN_SECONDS, IN_FLIGHT_SECONDS = 120.0, 30.0  # asked
-# vllm_service_shutdown_timeout, and what systemd adds: a head that its host's reboot stops lets requests finish so long.
-DRAIN_SECONDS = 40.0
 PATIENCE = 420.0  # beyond which a fault counts as not healed
 TOKENS = 1900  # of the request in flight: longer than it takes to notice
 
@@ -280,8 +278,7 @@ def wrong(outcome: Outcome) -> str:
     problems = []
     if outcome.again is None or outcome.again > AGAIN_SECONDS:
         problems.append(f"answers again after {outcome.again} s")
-    drains = outcome.fault == "host-rebooted" and rebooted(outcome.number) == HEAD
-    if outcome.ended is None or outcome.ended > (DRAIN_SECONDS + 2 if drains else IN_FLIGHT_SECONDS):
+    if outcome.ended is None or outcome.ended > IN_FLIGHT_SECONDS:
         problems.append(f"the request in flight ended after {outcome.ended} s ({outcome.flight})")
     if outcome.orphans:
         problems.append(f"{outcome.orphans} orphans")
