@@ -65,7 +65,7 @@ def hosts(inventory: Inventory, basedir: str) -> list[Host]:
     for name in inventory.group("gpu_hosts"):
         system = str(inventory.get(name, "fleet_system", "debian-12"))
         architecture = str(inventory.get(name, "fleet_architecture", "x86_64"))
-        packages = [package for group in known["roles"].values() for package in group]
+        packages = _by_role(inventory, known)
         if inventory.role_value(name, "vllm_runtime", "vllm_runtime_packages_managed"):
             named = inventory.role_value(name, "vllm_runtime", "vllm_runtime_packages")
             packages += named or versions["systems"].get(system, {}).get("packages", [])
@@ -73,6 +73,17 @@ def hosts(inventory: Inventory, basedir: str) -> list[Host]:
         host.driver = _driver(inventory, name)
         found.append(host)
     return found
+
+
+def _by_role(inventory: Inventory, known: Mapping[str, Any]) -> list[str]:
+    """Packages that roles install by name, without those of roles whose group of hosts is empty."""
+    only = known["only_with"]
+    return [
+        package
+        for role, packages in known["roles"].items()
+        if role not in only or inventory.group(only[role])
+        for package in packages
+    ]
 
 
 def _lock(inventory: Inventory, name: str, system: str, architecture: str, basedir: str) -> str:

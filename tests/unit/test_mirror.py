@@ -480,6 +480,10 @@ def test_what_the_inventory_says_becomes_hosts(tmp_path):
     assert second.driver == {}  # preinstalled, the default
     assert second.packages == ["python3-apt", "nftables"]
     assert second.lock == str(tmp_path / "own.lock")
+    groups["gateways"] = ["gpu-01"]
+    assert fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages == ["python3-apt", "nftables", "haproxy"]
+    groups["monitors"] = ["gpu-01"]
+    assert {"haproxy", "prometheus"} <= set(fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages)
 
 
 def test_a_key_is_proved_by_its_fingerprint(tmp_path):
