@@ -206,7 +206,7 @@ def test_a_failed_start_says_why_at_once_and_leaves_nothing_in_a_circle(hosts, r
     assert run.status != 0
     assert "ValueError: the very cause" in run.said
     assert f"chat.0 did not start on {HOSTS[rank]}: the unit ended" in run.said
-    assert run.seconds < 400, "start timeout is 600 s: the end of the unit has to end the play"
+    assert run.seconds < 100, "start timeout is 150 s: the end of the unit has to end the play"
     for host in hosts.values():
         assert show(host, "chat.0", "ActiveState") in ("inactive", "failed")
         assert show(host, f"single.{HOSTS.index(host.backend.host)}", "ActiveState") == "active"
