@@ -239,6 +239,10 @@ class Judge:
             return
         first, m.invocation = not m.invocation, unit.invocation
         if unit.phase == DOWN:
+            if m.hold and m.hold.started is not None:
+                # The start that was asked for began and was ended by somebody else between two turns. The head may have met it,
+                # and the next run is another one.
+                m.left, m.mates, m.hold = m.hold.head or m.left, {}, None
             return
         m.left = m.mates.get("0") or m.left
         m.mates = {}

@@ -8,7 +8,7 @@ import json
 
 import agent_world
 import pytest
-from agent_world import World
+from agent_world import START_TIMEOUT, Server, World
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent_rules as rules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -175,6 +175,35 @@ def test_an_operators_restart_of_one_rank_is_followed():
         world.hosts[rank].stop()
         world.hosts[rank].start(auto=False)
         quiet(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_that_ended_before_its_agent_saw_it_is_left_by_the_head(seed):
+    """Measured: started by its agent, stopped and started by an operator a second later. The head had met the first run, hung
+    while it started, and the second run was taken for the first."""
+    world = serving(2, seed)
+    head, worker = world.hosts
+    worker.crash()
+    while len(worker.starts) < 2:
+        world.step()
+    if head.server is None:
+        head.phase, head.server = rules.UP, Server(world.now, 8)
+    ended = Server(world.now, 8)
+    ended.alive = False
+    head.server.met[1], head.server.hung = ended, True
+    worker.stop()
+    world.step()
+    assert worker.told["blocked"] == "stopped by an operator or a play"
+    worker.start(auto=False)
+    assert worker.judge.m.hold is None
+    began = world.now
+    world.until_serves(SOON)
+    assert world.now - began < START_TIMEOUT, world.story()
+    assert any("rank 1" in reason for when, kind, reason in head.actions if kind == "kill" and when >= began), (
+        world.story()
+    )
+    assert worker.told["hand"] == 1
+    quiet(world)
 
 
 def test_a_disabled_unit_is_not_started():
