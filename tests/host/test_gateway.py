@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 import testinfra
 import yaml
+from faults import Cut
 
 ROOT = Path(__file__).resolve().parents[2]
 EPHEMERAL = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parents[1]
@@ -383,6 +384,29 @@ def test_a_replica_whose_probe_fails_gets_nothing_and_a_model_without_any_says_s
     finally:
         hosts["gpu-01"].check_output("rm /run/chat.0.unready /run/other.0.unready")
     wait(lambda: ask({"model": "other"}).status == 200, "other.0 did not come back")
+
+
+def test_requests_on_a_host_that_is_cut_off_are_ended_and_the_others_go_on(hosts):
+    """Nothing tells of their end there: without a look at the connection they would wait for gateway_answer_deadline."""
+    wait(lambda: show(hosts, "status")["chat.0"] == "UP" == show(hosts, "status")["chat.1"], "not both are in")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(_timed, {"model": "chat", "wait": 45}) for _ in range(2)]  # one on each replica
+        wait(lambda: show(hosts, "scur")["chat.0"] == "1" == show(hosts, "scur")["chat.1"], "the two are not spread")
+        with Cut(int(hosts["gpu-02"].check_output("cat /sys/class/net/host0/iflink"))):
+            began = time.monotonic()
+            (ended,) = concurrent.futures.wait(running, 30, concurrent.futures.FIRST_COMPLETED).done
+            answer, when = ended.result()
+            assert answer.status == 502
+            assert shaped(answer.body)
+            assert when - began < 30
+            assert {json.loads(ask({"model": "chat"}).body)["replica"] for _ in range(4)} == {"chat.0"}
+        (other,) = [future for future in running if future is not ended]
+        assert other.result()[0].status == 200
+    wait(lambda: show(hosts, "status")["chat.1"] == "UP", "chat.1 did not come back")
+
+
+def _timed(body):
+    return ask(body), time.monotonic()
 
 
 def test_many_connections_of_one_client_shut_out_nobody_else(hosts):
