@@ -35,6 +35,14 @@ def drop_in(accelerator="cu130", groups=()):
     ).splitlines()
 
 
+def test_a_request_in_flight_ends_within_30_s_of_a_stop():
+    """By default: the time to finish, what systemd waits beyond it, and a rest for a busy machine."""
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    (beyond,) = (int(line.partition("=")[2]) - 5 for line in drop_in() if line.startswith("TimeoutStopSec="))
+    assert beyond > 0
+    assert defaults["vllm_service_shutdown_timeout"] + beyond <= 25
+
+
 def test_the_group_is_the_users_own():
     unit = rendered("vllm@.service.j2", vllm_service_user="serve", ansible_managed="").splitlines()
     assert "User=serve" in unit
