@@ -28,7 +28,9 @@ options:
     choices: [drained, admitted, repaired]
     required: true
   keep:
-    description: For C(drained). An operator wants it, so that it stays until somebody admits it, whatever runs meanwhile.
+    description: >-
+      An operator wants it. C(drained) then stays until an operator admits it, whatever runs meanwhile; C(admitted) without it leaves
+      out what an operator drained.
     type: bool
     default: false
   deadline:
@@ -156,6 +158,8 @@ def main():
     operators = kept(noted)
     if p["state"] == "repaired":
         p["servers"] = [name for name, row in rows.items() if drain_is(row) and name not in operators]
+    elif p["state"] == "admitted" and not p["keep"]:
+        p["servers"] = [name for name in p["servers"] if name not in operators]
     known = [name for name in p["servers"] if name in rows]
     unknown = [name for name in p["servers"] if name not in rows]
     drain = p["state"] == "drained"
