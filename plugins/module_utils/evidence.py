@@ -1,7 +1,8 @@
 """What a host of the fleet is asked when something is wrong, and what its state alone says. Standard library, Python 3.9.
 
 `gather` runs on the host and only reads; nothing secret is in what it gives (secrets.env and keys are not read). `judge` runs on the
-controller, over all hosts: it finds what no log line says (a clock, a full disk, a certificate that ended, a rank whose agent the others do not reach).
+controller, over all hosts: it finds what no log line says (a clock, a full disk, a certificate that ended, a rank whose agent the others
+do not reach, an interface that is none or the wrong one, a model whose files are gone).
 Findings have the shape of diagnosis.Doctor's.
 """
 
@@ -12,6 +13,7 @@ import calendar
 import glob
 import json
 import os
+import re
 import subprocess
 import time
 import urllib.error
@@ -30,6 +32,10 @@ FOLDERS = ("/", "/var/lib/vllm", "/var/cache/vllm", "/opt/vllm", "/tmp", "/dev/s
 FULL_SHARE, FULL_BYTES = 0.01, 64 << 20  # a disk with less than both left is full
 CLOCK_SECONDS = 2.0
 FRESH = 600.0  # seconds: an agent's state that is older than that says nothing
+# Variables that name the interface ranks meet over (NCCL's "Environment Variables"; torch ProcessGroupGloo.cpp), of a generation's
+# environment; NCCL's may be in its own file, too.
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+NCCL_CONF = "/etc/nccl.conf"
 
 
 # --- on the host --------------------------------------------------------------------------------------------------------
@@ -45,8 +51,10 @@ def unpacked(text: str) -> str:
     return zlib.decompress(base64.b64decode(text)).decode("utf-8", "replace")
 
 
-def gather(run: Run, since: str, agents: Mapping[str, str], certificates: Sequence[str]) -> Dict[str, Any]:
-    """since: as journalctl takes it, or empty for all since boot. agents: instance to the URL of this host's agent."""
+def gather(
+    run: Run, since: str, agents: Mapping[str, str], certificates: Sequence[str], *, models: str = "", root: str = "/"
+) -> Dict[str, Any]:
+    """since: as journalctl takes it, or empty for all since boot. agents: instance to the URL of this host's agent. models: the store."""
 
     def said(*argv: str) -> str:
         try:
@@ -70,6 +78,8 @@ def gather(run: Run, since: str, agents: Mapping[str, str], certificates: Sequen
         "agents": {instance: _state(url) for instance, url in agents.items()},
         "disks": _disks(),
         "certificates": _ends(certificates),
+        "models": _models(models),
+        "interfaces": _interfaces(root),
         "firewall": said("nft", "list", "table", "inet", "gpu_fleet"),
         "addresses": said("ip", "-brief", "address"),
         "topology": said("nvidia-smi", "topo", "-m"),
@@ -136,16 +146,44 @@ def _ends(paths: Sequence[str]) -> Dict[str, Optional[float]]:
     return found
 
 
+def _models(store: str) -> Dict[str, List[str]]:
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils import model_presence
+
+    return {name: faults for name, faults in model_presence.look(store).items() if faults} if store else {}
+
+
+def _interfaces(root: str) -> Dict[str, Dict[str, str]]:
+    """By instance what its environment says of interfaces, with an empty name what NCCL's own file says."""
+    found: Dict[str, Dict[str, str]] = {}
+    paths = {path.split("/")[-3]: path for path in glob.glob(f"{root}etc/vllm/*/current/env")}
+    for instance, path in [*paths.items(), ("", f"{root}{NCCL_CONF.lstrip('/')}")]:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as lines:
+                told = dict(line.strip().partition("=")[::2] for line in lines)
+        except OSError:
+            continue
+        named = {name: told[name].strip("'\"") for name in INTERFACES if told.get(name)}
+        if named:
+            found[instance] = named
+    return found
+
+
 # --- on the controller --------------------------------------------------------------------------------------------------
 
 
-def judge(hosts: Mapping[str, Mapping[str, Any]], asked: Mapping[str, Tuple[float, float]]) -> List[Dict[str, Any]]:
-    """hosts: what each gave; asked: when each was asked and had answered, by the controller's clock."""
+def judge(
+    hosts: Mapping[str, Mapping[str, Any]],
+    asked: Mapping[str, Tuple[float, float]],
+    plan: Optional[Mapping[str, Any]] = None,
+) -> List[Dict[str, Any]]:
+    """hosts: what each gave; asked: when each was asked and had answered, by the controller's clock; plan: that of the fleet."""
     found: List[Dict[str, Any]] = []
     for host, told in hosts.items():
         found += _clock(host, told, asked.get(host))
         found += _full(host, told)
         found += _certificates(host, told, asked.get(host, (told["time"], told["time"]))[1])
+        found += _incomplete(host, told)
+        found += _wrong_interface(host, told, plan or {})
     return found + _cut_off(hosts)
 
 
@@ -217,6 +255,74 @@ def _certificates(host: str, told: Mapping[str, Any], now: float) -> List[Dict[s
         for path, ends in told["certificates"].items()
         if ends is not None and ends <= now
     ]
+
+
+def _incomplete(host: str, told: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    return [
+        _finding(
+            "model_weights_incomplete",
+            host,
+            f"model {name}: {'; '.join(faults)}",
+            "The model's folder is not what role model_store brought: a start fails, or has failed, on it.",
+            "Run playbooks/site.yml, which brings what is missing; see what removed it, and whether the disk is sound.",
+        )
+        for name, faults in told["models"].items()
+    ]
+
+
+def shown_interfaces(text: str) -> Dict[str, Tuple[str, List[str]]]:
+    """`ip -brief address`: name to state and addresses."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2:
+            found[words[0].partition("@")[0]] = (
+                words[1],
+                [word.partition("/")[0] for word in words[2:] if "/" in word],
+            )
+    return found
+
+
+def meant(variable: str, value: str, names: Sequence[str]) -> List[str]:
+    """Which of a host's interfaces a variable means: gloo takes whole names, NCCL beginnings of names, = whole ones, ^ all others."""
+    words = [word for word in re.split(r"[,\s]+", value.lstrip("^=")) if word]
+    if variable == "GLOO_SOCKET_IFNAME" or value.lstrip("^").startswith("="):
+        among = [name for name in names if name in words]
+    else:
+        among = [name for name in names if name.startswith(tuple(words))]
+    return [name for name in names if name not in among] if value.startswith("^") else among
+
+
+def _wrong_interface(host: str, told: Mapping[str, Any], plan: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """An interface that is not there or is down; and one that others cannot know, since the fleet's address is on another."""
+    there = shown_interfaces(told["addresses"])
+    if not there:
+        return []
+    replicas = plan.get("replicas", {})
+    address = str(plan.get("addresses", {}).get(host) or "")
+    carrier = next((name for name, (_, addresses) in there.items() if address in addresses), None)
+    shared = [name for name, entry in replicas.items() if host in entry["hosts"] and len(entry["hosts"]) > 1]
+    has = "; ".join(f"{name} {' '.join(addresses) or 'none'}" for name, (_, addresses) in there.items())
+    found = []
+    for instance, variables in told["interfaces"].items():
+        where = f"in the environment of {instance}" if instance else f"in {NCCL_CONF}"
+        for variable, value in variables.items():
+            names = meant(variable, value, list(there))
+            down = [name for name in names if there[name][0] == "DOWN"]
+            said = f"{variable}={value} {where}"
+            fix = (
+                f"Interfaces here: {has}. The role nccl chooses the one with the fleet's address (nccl_interface): playbooks/site.yml "
+                "writes it again, then restart the replica."
+            )
+            if not names or names == down:
+                what = f"{', '.join(down)} is down" if down else "there is no such interface"
+                cause = "Ranks are told to meet over an interface that this host does not have, or that is down."
+                found.append(_finding("nccl_no_socket_interface", host, f"{said}: {what}", cause, fix))
+            elif (instance in shared or (not instance and shared)) and carrier and carrier not in names:
+                what = f"the fleet's address {address} is on {carrier}"
+                cause = "Ranks are told to meet over an interface other than the one by whose address their peers know this host."
+                found.append(_finding("wrong_interface", host, f"{said}: {what}", cause, fix))
+    return found
 
 
 def _cut_off(hosts: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import conftest  # noqa: F401  makes scripts/gpu_fleet importable
 import pytest
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import evidence, gpu_facts
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import evidence, gpu_facts, model_presence, tree
 from gpu_fleet import collect, runs
 from gpu_fleet.cli import app
 from typer.testing import CliRunner
 
 LOGS = Path(__file__).parent / "fixtures" / "logs"
 NOW = 1_800_000_000.0
-PLAN = {"replicas": {"chat.0": {"hosts": ["gpu-01", "gpu-02"], "version": "0.32.0"}}}
+PLAN = {
+    "replicas": {"chat.0": {"hosts": ["gpu-01", "gpu-02"], "version": "0.32.0"}},
+    "addresses": {"gpu-01": "10.0.0.1", "gpu-02": "10.0.0.2"},
+}
 
 
 def told(host, **changes):
@@ -28,6 +31,9 @@ def told(host, **changes):
         "agents": {},
         "disks": [{"path": "/", "size": 1 << 40, "free": 1 << 39, "inodes": 100, "inodes_free": 50}],
         "certificates": {},
+        "models": {},
+        "interfaces": {},
+        "addresses": "",
         **changes,
     }
 
@@ -112,6 +118,89 @@ def test_a_rank_that_is_firewalled_off():
 def test_a_rank_whose_agent_does_not_run_is_not_firewalled_off():
     made = case(gpu_01=state(0, {"1": None}), gpu_02={"agents": {"chat.0": None}})
     assert causes(made) == []
+
+
+ADDRESSES = """\
+lo               UNKNOWN        127.0.0.1/8 ::1/128
+host0@if12       UP             10.0.0.1/24 fe80::1/64
+eth1             DOWN           10.1.0.1/24
+docker0          DOWN
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "cause", "says"),
+    [
+        (
+            {"GLOO_SOCKET_IFNAME": "eth9"},
+            "nccl_no_socket_interface",
+            "GLOO_SOCKET_IFNAME=eth9 in the environment of chat.0: there is no",
+        ),
+        ({"GLOO_SOCKET_IFNAME": "host"}, "nccl_no_socket_interface", "there is no such interface"),
+        ({"NCCL_SOCKET_IFNAME": "=host"}, "nccl_no_socket_interface", "there is no such interface"),
+        ({"NCCL_SOCKET_IFNAME": "^host,lo,eth"}, "nccl_no_socket_interface", "docker0 is down"),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, "nccl_no_socket_interface", "eth1 is down"),
+        ({"GLOO_SOCKET_IFNAME": "lo"}, "wrong_interface", "the fleet's address 10.0.0.1 is on host0"),
+        ({"NCCL_SOCKET_IFNAME": "lo,docker"}, "wrong_interface", "is on host0"),
+        ({"NCCL_SOCKET_IFNAME": "host"}, "", ""),
+        ({"NCCL_SOCKET_IFNAME": "=eth1,host0"}, "", ""),
+        ({"NCCL_SOCKET_IFNAME": "^docker,lo"}, "", ""),
+        ({"GLOO_SOCKET_IFNAME": "host0"}, "", ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_interface_that_ranks_are_told(variables, cause, says):
+    made = case(gpu_01={"interfaces": {"chat.0": variables}, "addresses": ADDRESSES}, gpu_02={})
+    assert causes(made) == ([(cause, "gpu-01")] if cause else [])
+    assert says in "".join(finding["evidence"] for finding in collect.examine(made)["findings"])
+
+
+def test_an_interface_in_nccls_own_file_counts_for_replicas_of_several_hosts():
+    told_ = {"interfaces": {"": {"NCCL_SOCKET_IFNAME": "lo"}}, "addresses": ADDRESSES}
+    made = case(gpu_01=told_)
+    (found,) = collect.examine(made)["findings"]
+    assert found["cause_id"] == "wrong_interface" and "in /etc/nccl.conf" in found["evidence"]
+    made.outcome.plan = {**PLAN, "replicas": {"chat.0": {"hosts": ["gpu-01"], "version": "0.32.0"}}}
+    assert causes(made) == []
+
+
+def test_interfaces_are_read_from_the_generation_in_use_and_from_nccls_file(tmp_path):
+    folder = tmp_path / "etc/vllm/chat.0/generations/a"
+    folder.mkdir(parents=True)
+    (folder / "env").write_text("# x\nHOME=/x\nGLOO_SOCKET_IFNAME=eth9\nVLLM_API_KEY=secret\n")
+    (tmp_path / "etc/vllm/chat.0/current").symlink_to(folder)
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_SOCKET_IFNAME==host0\nNCCL_DEBUG=WARN\n")
+    found = evidence.gather(lambda *_: (0, "", ""), "", {}, [], root=f"{tmp_path}/")["interfaces"]
+    assert found == {"chat.0": {"GLOO_SOCKET_IFNAME": "eth9"}, "": {"NCCL_SOCKET_IFNAME": "=host0"}}
+
+
+def test_a_model_whose_files_are_gone(tmp_path):
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for name in ("config.json", "one.safetensors", "two.safetensors"):
+        (folder / name).write_text("x" * 100)
+    tree.save(str(tmp_path / ".chat.record.json"), tree.record(str(folder)))
+    tree.save(str(tmp_path / ".gone.record.json"), tree.record(str(folder)))
+    (tmp_path / ".odd.record.json").write_text("{")
+    assert model_presence.look(str(tmp_path)) == {"chat": [], "gone": [f"{tmp_path}/gone is not there"]}
+    (folder / "one.safetensors").write_text("x" * 40)
+    (folder / "two.safetensors").unlink()
+    found = evidence.gather(lambda *_: (0, "", ""), "", {}, [], models=str(tmp_path))["models"]
+    assert found["chat"] == ["one.safetensors has 40 of 100 bytes", "two.safetensors is not there"]
+    (finding,) = collect.examine(case(gpu_01={"models": {"chat": found["chat"]}}))["findings"]
+    assert (finding["cause_id"], finding["severity"]) == ("model_weights_incomplete", "error")
+    assert "model chat: one.safetensors has 40" in finding["evidence"]
+
+
+def test_of_many_missing_files_a_few_are_named(tmp_path):
+    folder = tmp_path / "chat"
+    folder.mkdir()
+    for number in range(9):
+        (folder / f"{number}.safetensors").write_text("x")
+    tree.save(str(tmp_path / ".chat.record.json"), tree.record(str(folder)))
+    for path in folder.iterdir():
+        path.unlink()
+    assert model_presence.look(str(tmp_path))["chat"][-1] == "and 4 more"
 
 
 def test_what_lines_and_state_both_say_is_one_finding():
