@@ -7,7 +7,8 @@ name: gateway_keys
 short_description: Clients of the gateway, each with a key
 description:
   - Gives the entries of C(gateway_keys). One that has neither C(key) nor C(sha256) gets the key in a file of the controller named after
-    it, which is made, 256 random bits, where it is missing.
+    it, with C(made) above 1 in NAME.MADE, which is made, 256 random bits, where it is missing.
+  - An entry of C(former) with C(made) gets the key in that file; one that is not there is an error, since it cannot be good any more.
 options:
   _terms:
     description: The list C(gateway_keys).
@@ -43,6 +44,7 @@ import secrets  # noqa: E402
 
 from ansible.errors import AnsibleLookupError  # noqa: E402
 from ansible.plugins.lookup import LookupBase  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.gateway import key_file  # noqa: E402
 
 
 def key_of(path: str, make: bool) -> str | None:
@@ -66,6 +68,31 @@ def key_of(path: str, make: bool) -> str | None:
         return None
 
 
+def with_keys(entry: dict, folder: str, make: bool) -> dict:
+    """A client with the keys that are made for it, its present one and the former ones.
+
+    Raises OSError where a file cannot be read or made, and AnsibleLookupError where a former key is no longer there.
+    """
+    name, found = entry["name"], dict(entry)
+    if not (entry.get("key") or entry.get("sha256")):
+        key = key_of(f"{folder}/{key_file(name, entry.get('made'))}", make)
+        found.update({"key": key} if key else {})
+    if entry.get("former"):
+        found["former"] = [_former(name, one, folder) for one in entry["former"]]
+    return found
+
+
+def _former(name: str, entry: dict, folder: str) -> dict:
+    if entry.get("made") is None:
+        return entry
+    path = f"{folder}/{key_file(name, entry['made'])}"
+    key = key_of(path, make=False)
+    if not key:
+        message = f"the former key of {name}: there is no {path} on the controller. Take the entry out of `former`, or bring the file back"
+        raise AnsibleLookupError(message)
+    return {**entry, "key": key}
+
+
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
         self.set_options(var_options=variables, direct=kwargs)
@@ -73,8 +100,7 @@ class LookupModule(LookupBase):
         found = []
         for entry in self._flatten(terms):
             try:
-                key = None if entry.get("key") or entry.get("sha256") else key_of(f"{folder}/{entry['name']}", make)
+                found.append(with_keys(entry, folder, make))
             except OSError as error:
                 raise AnsibleLookupError(f"the key of {entry['name']}: {error}") from error
-            found.append({**entry, "key": key} if key else entry)
         return found

@@ -104,21 +104,22 @@ def expiry(text: Any) -> int:
 
 
 def keys(entries: Iterable[Mapping[str, Any]], defaults: Mapping[str, int]) -> Dict[str, str]:
-    """The map of keys: digest to NAME|EXPIRES|REQUESTS A MINUTE|AT ONCE. Limits of 0 are none."""
-    found = {}
+    """The map of keys: digest to NAME|EXPIRES|REQUESTS A MINUTE|AT ONCE. Limits of 0 are none.
+
+    A client's former keys are the same client: its name, its limits, and a last day of their own.
+    """
+    found: Dict[str, str] = {}
     for entry in entries:
-        told = entry.get("sha256") or (digest(entry["key"]) if entry.get("key") else None)
-        if not told:
-            continue
         rate = entry.get("requests_per_minute")
         most = entry.get("concurrent")
-        fields = (
-            entry["name"],
-            expiry(entry.get("expires")),
+        limits = (
             defaults["requests_per_minute"] if rate is None else rate,
             defaults["concurrent"] if most is None else most,
         )
-        found[str(told).upper()] = "|".join(map(str, fields))
+        for one in (*(entry.get("former") or ()), entry):
+            told = _stored(one)
+            if told:
+                found[told] = "|".join(map(str, (entry["name"], expiry(one.get("expires")), *limits)))
     return found
 
 
@@ -233,20 +234,43 @@ def _key_findings(settings: Mapping[str, Any], plan_services: Mapping[str, Seque
             continue
         name = str(entry.get("name", ""))
         where = f"gateway_keys, {name or f'entry {number}'}"
+        former = [one for one in entry.get("former") or [] if isinstance(one, dict)]
         faults = [*_name_faults(name, names), *_secret_faults(entry), *_value_faults(entry, known)]
-        stored = _stored(entry)
-        if stored and stored in seen:
-            faults.append((f"it is the same key as that of {seen[stored]}", "Give each client a key of its own"))
+        faults += [(f"former: {message}", fix) for one in former for message, fix in _former_faults(one)]
+        for one in (entry, *(one for one in former if _named(one))):
+            stored = _stored(one) or f"made/{key_file(name, one.get('made'))}"
+            if stored in seen:
+                faults.append((f"it is the same key as that of {seen[stored]}", "Give each client a key of its own"))
+            seen.setdefault(stored, name)
         names.append(name)
-        seen.setdefault(stored, name)
         found.extend(Finding("gateway-key", where, message, fix) for message, fix in faults)
     return found
 
 
 def _stored(entry: Mapping[str, Any]) -> str:
+    """The digest of an entry's key in capitals; empty where the key is one that is made, and not there yet."""
     if entry.get("sha256"):
         return str(entry["sha256"]).upper()
-    return digest(entry["key"]) if isinstance(entry.get("key"), str) else ""
+    return digest(entry["key"]) if isinstance(entry.get("key"), str) and entry["key"] else ""
+
+
+def key_file(name: str, number: Any) -> str:
+    """The file, below the folder of keys, of a client's key that is made: NAME the first one, NAME.2 the second. Names have no dot."""
+    return name if number in (None, 1) else f"{name}.{number}"
+
+
+def _named(entry: Mapping[str, Any]) -> List[str]:
+    return [name for name in ("key", "sha256", "made") if entry.get(name) is not None]
+
+
+def _former_faults(entry: Mapping[str, Any]) -> Iterable[Tuple[str, str]]:
+    """A former key is named, by itself, its digest or its number, and ends."""
+    yield from _secret_faults(entry)
+    if not _named(entry):
+        yield "nothing names the key", "Give key, sha256, or made: the number of one that was made"
+    if entry.get("expires") in (None, ""):
+        yield "it never ends", "Give `expires`, the last day that it is good for"
+    yield from _expiry_faults(entry)
 
 
 def _name_faults(name: str, names: Sequence[str]) -> Iterable[Tuple[str, str]]:
@@ -258,8 +282,10 @@ def _name_faults(name: str, names: Sequence[str]) -> Iterable[Tuple[str, str]]:
 
 def _secret_faults(entry: Mapping[str, Any]) -> Iterable[Tuple[str, str]]:
     key, told = entry.get("key"), entry.get("sha256")
-    if key is not None and told is not None:
-        yield "it has both key and sha256", "Leave one out"
+    if len(_named(entry)) > 1:
+        yield "it has more than one of key, sha256 and made", "Leave the others out"
+    if isinstance(entry.get("made"), int) and entry["made"] < 1:
+        yield f"made is {entry['made']}", "It counts the keys that are made for the client, from 1 on"
     if key is not None and (not isinstance(key, str) or "{{" in key or not re.fullmatch(r"[!-~]+", key)):
         yield "its key is no text that a header can carry", "Use printable characters without blanks"
     elif key is not None and len(key) < KEY_LENGTH:
@@ -268,11 +294,15 @@ def _secret_faults(entry: Mapping[str, Any]) -> Iterable[Tuple[str, str]]:
         yield "its sha256 is not 64 hexadecimal digits", "Take what `printf %s KEY | sha256sum` prints"
 
 
-def _value_faults(entry: Mapping[str, Any], known: Sequence[str]) -> Iterable[Tuple[str, str]]:
+def _expiry_faults(entry: Mapping[str, Any]) -> Iterable[Tuple[str, str]]:
     try:
         expiry(entry.get("expires"))
     except ValueError:
         yield f"expires is {entry.get('expires')!r}", "Write a day as 2027-01-31; the key is good until its end"
+
+
+def _value_faults(entry: Mapping[str, Any], known: Sequence[str]) -> Iterable[Tuple[str, str]]:
+    yield from _expiry_faults(entry)
     for model in entry.get("models") or []:
         if model not in known:
             yield f"there is no model {model}", f"{did_you_mean(model, known)}Models: {', '.join(known) or 'none'}"

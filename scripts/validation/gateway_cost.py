@@ -77,6 +77,7 @@ def render(folder: Path, port: int, tls: bool, api: int, agent: int) -> Path:
         __gateway_backends=gateway.backends(plan, {}, 256),
         __gateway_bufsize=settings["gateway_body_max"] + 131072,
         __gateway_known="chat",
+        __gateway_monitors=[],
     )
     keys = [{"name": "client", "key": KEY}]
     maps = {

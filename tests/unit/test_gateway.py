@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway
 
 PLAN = {
@@ -44,6 +46,22 @@ def test_a_key_is_stored_as_its_digest_alone():
     assert list(told) == list(made)
     assert list(told.values()) == ["a|0|5|0"]
     assert gateway.keys([{"name": "later"}], {"requests_per_minute": 0, "concurrent": 0}) == {}
+
+
+def test_a_former_key_is_the_same_client_until_its_own_last_day():
+    entry = {
+        "name": "a",
+        "key": KEY,
+        "concurrent": 3,
+        "former": [{"key": "f" * 32, "expires": "1970-01-01"}, {"sha256": "a" * 64, "expires": "1970-01-02"}],
+    }
+    assert gateway.keys([entry], {"requests_per_minute": 60, "concurrent": 8}) == {
+        gateway.digest(KEY): "a|0|60|3",
+        gateway.digest("f" * 32): "a|86400|60|3",
+        "A" * 64: "a|172800|60|3",
+    }
+    assert gateway.grants([entry]) == {"a/*": "1"}
+    assert findings(keys=[entry, {"name": "b", "made": 2, "former": [{"made": 1, "expires": "2027-01-31"}]}]) == []
 
 
 def test_a_key_is_good_until_the_end_of_its_last_day():
@@ -118,7 +136,13 @@ def test_right_variables_are_refused_nothing():
         ({"name": "a", "key": "short"}, "fewer than 22 characters"),
         ({"name": "a", "key": f"{KEY} x"}, "no text that a header can carry"),
         ({"name": "a", "key": "{{ vault_key }}{{ vault_key }}"}, "no text that a header can carry"),
-        ({"name": "a", "key": KEY, "sha256": "0" * 64}, "both key and sha256"),
+        ({"name": "a", "key": KEY, "sha256": "0" * 64}, "more than one of key, sha256 and made"),
+        ({"name": "a", "key": KEY, "made": 2}, "more than one of key, sha256 and made"),
+        ({"name": "a", "made": 0}, "made is 0"),
+        ({"name": "a", "former": [{"key": KEY}]}, "former: it never ends"),
+        ({"name": "a", "former": [{"expires": "2027-01-31"}]}, "former: nothing names the key"),
+        ({"name": "a", "former": [{"key": "short", "expires": "2027-01-31"}]}, "former: its key has fewer than 22"),
+        ({"name": "a", "former": [{"made": 1, "expires": "2027-01-31"}]}, "it is the same key as that of a"),
         ({"name": "a", "sha256": "0" * 63}, "not 64 hexadecimal digits"),
         ({"name": "a", "expires": "31.1.2027"}, "expires is '31.1.2027'"),
         ({"name": "a", "models": ["chatt"]}, "there is no model chatt"),
@@ -166,6 +190,33 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert key_of(str(path), make=True) == made
     assert [entry.name for entry in path.parent.iterdir()] == ["team"]
+
+
+def test_a_made_key_is_followed_by_another_and_the_former_one_stays(tmp_path):
+    from ansible.errors import AnsibleError
+    from ansible_collections.gpu_fleet.vllm.plugins.lookup.gateway_keys import with_keys
+
+    first = with_keys({"name": "a"}, str(tmp_path), make=True)
+    later = {"name": "a", "made": 2, "former": [{"made": 1, "expires": "2027-01-31"}]}
+    second = with_keys(later, str(tmp_path), make=True)
+    assert second["former"] == [{"made": 1, "expires": "2027-01-31", "key": first["key"]}]
+    assert second["key"] != first["key"] == (tmp_path / "a").read_text().strip()
+    assert with_keys(later, str(tmp_path), make=True) == second
+    (tmp_path / "a").unlink()
+    with pytest.raises(AnsibleError, match="former key of a: there is no"):
+        with_keys(later, str(tmp_path), make=True)
+
+
+def test_the_exporter_listens_where_monitors_ask():
+    """One number for gateway, monitoring and the ports that no replica may cover."""
+    root = Path(__file__).resolve().parents[2]
+    (known,) = [
+        item for item in yaml.safe_load((root / "data/ports.yml").read_text())["known"] if "HAProxy" in item["what"]
+    ]
+    asked = yaml.safe_load((root / "roles/monitoring/defaults/main.yml").read_text())["monitoring_haproxy_port"]
+    listens = yaml.safe_load((root / "roles/gateway/vars/main.yml").read_text())["__gateway_exporter_port"]
+    assert known == {"port": asked, "what": "HAProxy's exporter (monitoring_haproxy_port)", "groups": ["gateways"]}
+    assert listens == "{{ monitoring_haproxy_port | default(%d) }}" % asked
 
 
 def test_replicas_with_a_part_on_a_host():
