@@ -44,6 +44,7 @@ FACTS = (
     "nccl_chosen_net_devices",
     "nccl_chosen_settings",
     "firewall_gate",
+    "gateway_drained",
     "gpu_topology_facts",
     "gpu_topology_findings",
     "gpu_topology_measured",
