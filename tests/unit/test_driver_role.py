@@ -699,9 +699,14 @@ def tasks(name):
     return yaml.safe_load((REPOSITORY / "roles/gpu_driver/tasks" / f"{name}.yml").read_text())
 
 
+def flat(tasks):
+    """Tasks in the order they run, those of a block in its place."""
+    return [inner for task in tasks for inner in (flat(task["block"]) if "block" in task else [task])]
+
+
 def place(name, part, value):
     """Where the first task stands that has this value at a module's argument, or in a module's free form."""
-    for number, task in enumerate(tasks(name)):
+    for number, task in enumerate(flat(tasks(name))):
         for module, told in task.items():
             if module.startswith(("ansible.", "gpu_fleet.")) and (
                 told == value if not part else isinstance(told, dict) and told.get(part) == value
