@@ -5,7 +5,8 @@ the real cause stand above an echo of it. STANDIN_FAIL_RANK=N with STANDIN_FAIL=
 STANDIN_FAIL_EARLY=1 before the ranks have met. With STANDIN_HANGS=1 a rank that lost another hangs instead of dying, as the
 real one was measured to: /health stays good, completions never come back. SIGUSR1 hangs it alone; SIGUSR2 lets
 completions hang while the counters move, as under load. An answer ends after a token, unless ignore_eos is asked for: then it
-takes as many seconds as it has tokens beyond one. STANDIN_SAYS is what it answers, STANDIN_SLOW the seconds before it.
+takes as many seconds as it has tokens beyond one; as a stream, a token a second. STANDIN_SAYS is what it answers, STANDIN_SLOW
+the seconds before it.
 A file /var/lib/standin/broken lets every start fail; what is in /var/lib/standin/metrics is said on /metrics, too.
 """
 
@@ -53,11 +54,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.allowed():
             wait = int(body.get("max_tokens", 1)) - 1 if body.get("ignore_eos") else 0
-            until = time.monotonic() + wait + float(os.environ.get("STANDIN_SLOW", "0"))
-            while HUNG.is_set() or BUSY.is_set() or time.monotonic() < until:
-                time.sleep(0.1)
-            for link in self.server.links:
-                link.ask()
+            if body.get("stream"):
+                return self.stream(1 + wait)
+            self.work(wait)
             self.answer(
                 200,
                 {
@@ -67,6 +66,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
             )
         else:
             self.answer(401, {"error": "Unauthorized"})
+
+    def work(self, seconds):
+        """What takes so long, and all ranks."""
+        until = time.monotonic() + seconds + float(os.environ.get("STANDIN_SLOW", "0"))
+        while HUNG.is_set() or BUSY.is_set() or time.monotonic() < until:
+            time.sleep(0.1)
+        for link in self.server.links:
+            link.ask()
+
+    def stream(self, tokens):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for number in range(tokens):
+            self.work(number > 0)
+            event = {"choices": [{"text": os.environ.get("STANDIN_SAYS", " a")}]}
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_):
         """The journal is for what the tests look for."""
