@@ -1,11 +1,12 @@
 # Copyright: the gpu_fleet authors
 # Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""What only the host itself can tell a monitor: its driver, its GPUs' errors, its topology, the end of its certificates.
+"""What only the host itself can tell a monitor: its driver, its GPUs' errors, its topology, the end of its certificates, whether its
+models are whole, and room where the node exporter does not look.
 
 Written for the node exporter's textfile collector (Debian's reads /var/lib/prometheus/node-exporter/*.prom), by a timer. Where
 the DCGM exporter runs it tells more of the same GPUs; this needs nvidia-smi alone. Standard library only, Python 3.9.
 
-    python3 -I -B FOLDER CONFIG.json     config: certificates (paths), folder (what is kept), into (the .prom file)
+    python3 -I -B FOLDER CONFIG.json     config: certificates (paths), models (the store), folder (what is kept), into (the .prom file)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gpu_facts
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gpu_facts, model_presence
 
 HELP = {
     "gpu_fleet_host_metrics_time_seconds": "When this was written, seconds since 1970.",
@@ -41,6 +42,9 @@ HELP = {
     "gpu_fleet_topology_changed": "Whether GPUs or links differ from those of the first look.",
     "gpu_fleet_certificate_expires_seconds": "When a certificate ends, seconds since 1970; of several in a file the first to end.",
     "gpu_fleet_certificate_readable": "Whether a certificate could be read.",
+    "gpu_fleet_model_complete": "Whether a model's files are there with their sizes, by the record of their arrival.",
+    "gpu_fleet_folder_size_bytes": "Size of the file system under a folder that servers need, where it is one in memory or an overlay.",
+    "gpu_fleet_folder_avail_bytes": "What of it is free for others than root.",
 }
 # Fields of `nvidia-smi --query-gpu` (its --help-query-gpu): metric, labels, factor. Those of clocks had another name before 535.
 QUERY: Dict[str, Tuple[str, Dict[str, str], float]] = {
@@ -59,6 +63,11 @@ CLOCKS = ("clocks_event_reasons", "clocks_throttle_reasons")
 LINK_ERRORS = re.compile(r"Link \d+: (Replay|Recovery|CRC) Errors: (\d+)")
 GPU_LINE = re.compile(r"^GPU (\d+):")
 BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+
+# Where servers write: weights, caches, releases, scratch, shared memory. On disks the node exporter tells the room; it leaves overlays
+# out, and the alert leaves out what is in memory, since most of that is no matter.
+FOLDERS = ("/var/lib/vllm", "/var/cache/vllm", "/opt/vllm", "/tmp", "/dev/shm")
+OTHERS = ("tmpfs", "ramfs", "overlay")
 
 Sample = Tuple[str, Dict[str, str], float]
 
@@ -116,6 +125,43 @@ def certificate_samples(paths: Iterable[str]) -> List[Sample]:
             samples.append(("gpu_fleet_certificate_readable", {"path": path}, 0))
             continue
         samples.append(("gpu_fleet_certificate_readable", {"path": path}, 1))
+    return samples
+
+
+# --- models and room ------------------------------------------------------------------------------------------------------
+
+
+def model_samples(store: str) -> List[Sample]:
+    return [
+        ("gpu_fleet_model_complete", {"model": name}, not faults) for name, faults in model_presence.look(store).items()
+    ]
+
+
+def fstype(mounts: str, folder: str) -> str:
+    """Of which type the file system is that a folder is on: the last one mounted on it, or on the nearest folder above (proc(5))."""
+    found, length = "", -1
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        point = words[1].replace("\\040", " ") if len(words) > 2 else ""
+        if point and (point in ("/", folder) or folder.startswith(f"{point}/")) and len(point) >= length:
+            found, length = words[2], len(point)
+    return found
+
+
+def folder_samples(mounts: str, folders: Sequence[str] = FOLDERS) -> List[Sample]:
+    samples: List[Sample] = []
+    for folder in folders:
+        kind = fstype(mounts, folder)
+        if kind not in OTHERS:
+            continue
+        try:
+            told = os.statvfs(folder)
+        except OSError:
+            continue
+        if told.f_blocks:
+            labels = {"mountpoint": folder, "fstype": kind}
+            samples.append(("gpu_fleet_folder_size_bytes", labels, told.f_blocks * told.f_frsize))
+            samples.append(("gpu_fleet_folder_avail_bytes", labels, told.f_bavail * told.f_frsize))
     return samples
 
 
@@ -260,7 +306,13 @@ def collect(config: Mapping[str, Any], run: gpu_facts.Run, now: float, root: str
                 samples += query_samples(fields, told)
                 break
         samples += link_samples(_asked(run, "nvidia-smi", "nvlink", "-e") or "")
-    return page(samples + certificate_samples(config["certificates"]))
+    samples += certificate_samples(config["certificates"]) + model_samples(config["models"])
+    try:
+        with open(os.path.join(root, "proc/self/mounts"), encoding="utf-8", errors="replace") as text:
+            samples += folder_samples(text.read())
+    except OSError:
+        pass
+    return page(samples)
 
 
 def main(arguments: Sequence[str]) -> int:

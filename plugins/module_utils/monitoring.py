@@ -84,7 +84,7 @@ def rules(plan: Mapping[str, Any], known: Mapping[str, Any], settings: Mapping[s
     """A rule file: its groups.
 
     known      metrics, recordings, alerts: the content of those files of data/
-    settings   thresholds; objectives: service to ttft_seconds, itl_seconds, tokens_per_second, running; keys: name to the
+    settings   thresholds; alert_for: name of an alert to the time that it takes to fire; objectives: service to ttft_seconds, itl_seconds, tokens_per_second, running; keys: name to the
                seconds since 1970 at which it ends; runbooks: what stands before NAME.md in runbook_url
     """
     versions = sorted({replica["version"] for replica in plan["replicas"].values()}, key=_number)
@@ -114,7 +114,11 @@ def rules(plan: Mapping[str, Any], known: Mapping[str, Any], settings: Mapping[s
                 {
                     "alert": entry["alert"],
                     "expr": told,
-                    **({"for": entry["for"]} if entry.get("for") else {}),
+                    **(
+                        {"for": lasts}
+                        if (lasts := settings.get("alert_for", {}).get(entry["alert"]) or entry.get("for"))
+                        else {}
+                    ),
                     "labels": {"severity": entry["severity"]},
                     "annotations": {"summary": entry["summary"], "runbook_url": page},
                 }
@@ -156,7 +160,9 @@ def max_num_seqs(plan: Mapping[str, Any], instance: str) -> Optional[int]:
     return None
 
 
-def judge(settings: Mapping[str, Any], services: Sequence[str], thresholds: Mapping[str, Any]) -> List[Tuple[str, str]]:
+def judge(
+    settings: Mapping[str, Any], services: Sequence[str], thresholds: Mapping[str, Any], alerts: Sequence[str]
+) -> List[Tuple[str, str]]:
     """What is wrong with the variables of role monitoring besides their types: what was seen, and what to do.
 
     settings are the variables without the role's prefix.
@@ -168,6 +174,7 @@ def judge(settings: Mapping[str, Any], services: Sequence[str], thresholds: Mapp
             found.append((f"monitoring_thresholds has {name}, which no alert asks for", known))
         elif not _is_number(value):
             found.append((f"monitoring_thresholds: {name} is {value!r}", f"Give a number: {thresholds[name]['what']}"))
+    found += _judge_times(settings.get("alert_for") or {}, alerts)
     for service, objectives in (settings.get("objectives") or {}).items():
         if service not in services:
             known = f"{did_you_mean(service, services)}There are {', '.join(services) or 'none'}"
@@ -189,6 +196,18 @@ def judge(settings: Mapping[str, Any], services: Sequence[str], thresholds: Mapp
     if settings.get("mode") == "files" and not settings.get("files_into"):
         fix = "Name a folder of the controller for rules, targets and prometheus.yml"
         found.append(("monitoring_mode is files, and monitoring_files_into is empty", fix))
+    return found
+
+
+def _judge_times(times: Mapping[str, Any], alerts: Sequence[str]) -> List[Tuple[str, str]]:
+    found: List[Tuple[str, str]] = []
+    for name, value in times.items():
+        if name not in alerts:
+            fix = f"{did_you_mean(name, alerts)}docs/runbooks has them all"
+            found.append((f"monitoring_alert_for has {name}, which is no alert", fix))
+        elif value != "0s" and not DURATION.fullmatch(str(value)):
+            fix = "Write a time as Prometheus does: 0s, 30s, 5m"
+            found.append((f"monitoring_alert_for: {name} is {value!r}", fix))
     return found
 
 
@@ -274,6 +293,7 @@ def files(
     defaults = {name: entry["value"] for name, entry in known["thresholds"].items()}
     told = {
         "thresholds": {**defaults, **settings["thresholds"]},
+        "alert_for": settings["alert_for"],
         "objectives": settings["objectives"],
         "keys": key_ends(settings["keys"]),
         "runbooks": settings["runbooks"],

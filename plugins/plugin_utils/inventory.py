@@ -221,10 +221,13 @@ def _monitor_faults(inventory: Inventory, name: str, services_: list[str]) -> li
     own = data.role_options("monitoring")
     settings = {option.removeprefix("monitoring_"): inventory.role_value(name, "monitoring", option) for option in own}
     # What has the wrong type is told where types are.
-    for option in ("thresholds", "objectives"):
+    for option in ("thresholds", "alert_for", "objectives"):
         settings[option] = settings[option] if isinstance(settings[option], dict) else {}
     return [
-        ("monitoring", message, fix) for message, fix in monitoring.judge(settings, services_, data.load("thresholds"))
+        ("monitoring", message, fix)
+        for message, fix in monitoring.judge(
+            settings, services_, data.load("thresholds"), [entry["alert"] for entry in data.load("alerts")]
+        )
     ]
 
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_metrics
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_metrics, tree
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
 from conftest import REPOSITORY
 
@@ -45,7 +45,7 @@ def recording(gpus=None, calls=None, **changes):
 def collect(folder, recorded, now=1000.0):
     root = tempfile.mkdtemp(dir=folder)
     hosts.lay_out(recorded, root)
-    config = {"certificates": [], "folder": str(folder)}
+    config = {"certificates": [], "models": f"{folder}/models", "folder": str(folder)}
     text = host_metrics.collect(config, hosts.runner(recorded), now, root=root)
     return dict(re.findall(r"^([a-z_]+\{.*\}) (\S+)$", text, re.MULTILINE))
 
@@ -107,6 +107,54 @@ def test_each_metric_that_alerts_use_is_one_that_is_written():
     assert used and used <= set(host_metrics.HELP)
 
 
+# --- models and room ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_whole_is_told(tmp_path):
+    for name in ("whole", "cut"):
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("x" * 100)
+        tree.save(str(tmp_path / "models" / f".{name}.record.json"), tree.record(str(folder)))
+    (tmp_path / "models/cut/model.safetensors").write_text("x" * 99)
+    told = collect(tmp_path, recording())
+    assert told['gpu_fleet_model_complete{model="whole"}'] == "1"
+    assert told['gpu_fleet_model_complete{model="cut"}'] == "0"
+
+
+MOUNTS = """\
+overlay / overlay rw 0 0
+/dev/sdb1 /var/lib/vllm xfs rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+tmpfs /srv/with\\040blank tmpfs rw 0 0
+/dev/sdc1 /var/cache ext4 rw 0 0
+tmpfs /var/cache/vllm tmpfs rw 0 0
+proc /proc proc rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/opt/vllm", "overlay"),
+        ("/var/lib/vllm", "xfs"),
+        ("/var/lib/vllm2", "overlay"),
+        ("/var/cache/vllm", "tmpfs"),
+        ("/var/cache/other", "ext4"),
+        ("/srv/with blank", "tmpfs"),
+    ],
+)
+def test_the_file_system_under_a_folder(folder, kind):
+    assert host_metrics.fstype(MOUNTS, folder) == kind
+
+
+def test_room_is_told_where_the_node_exporter_does_not_look(tmp_path):
+    mounts = f"/dev/sda1 / ext4 rw 0 0\noverlay {tmp_path} overlay rw 0 0\n"
+    size, free = host_metrics.folder_samples(mounts, ["/", str(tmp_path), str(tmp_path / "absent")])
+    assert size[:2] == ("gpu_fleet_folder_size_bytes", {"mountpoint": str(tmp_path), "fstype": "overlay"})
+    assert free[0] == "gpu_fleet_folder_avail_bytes" and 0 < free[2] <= size[2]
+
+
 # --- certificates ---------------------------------------------------------------------------------------------------------
 
 
@@ -156,13 +204,15 @@ def test_it_runs_from_a_folder_of_its_own(tmp_path):
     """As the unit runs it: the host's Python, isolated, with the copied modules alone."""
     package = tmp_path / "program" / "ansible_collections" / "gpu_fleet" / "vllm" / "plugins" / "module_utils"
     package.mkdir(parents=True)
-    for name in ("host_metrics", "gpu_facts", "gpu_amd", "gpu_nvml", "gpu_sysfs"):
+    for name in ("host_metrics", "model_presence", "tree", "gpu_facts", "gpu_amd", "gpu_nvml", "gpu_sysfs"):
         source = REPOSITORY / "plugins" / "module_utils" / f"{name}.py"
         (package / source.name).write_text(source.read_text())
     starter = (REPOSITORY / "roles" / "monitoring" / "files" / "host_metrics_main.py").read_text()
     (tmp_path / "program" / "__main__.py").write_text(starter)
     into, config = tmp_path / "gpu_fleet.prom", tmp_path / "config.json"
-    config.write_text(f'{{"certificates": [], "folder": "{tmp_path}/kept", "into": "{into}"}}')
+    config.write_text(
+        f'{{"certificates": [], "models": "{tmp_path}/models", "folder": "{tmp_path}/kept", "into": "{into}"}}'
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-B", str(tmp_path / "program"), str(config)],
         capture_output=True,

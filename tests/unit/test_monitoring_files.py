@@ -1,11 +1,12 @@
 """What role monitoring writes: judged by promtool and amtool; and what the plan opens for it."""
 
+import datetime
 import json
 import subprocess
 
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import monitoring, plan
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, monitoring, plan
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
 from gpu_fleet import debian
 from test_monitoring_rules import plan as planned
@@ -81,6 +82,11 @@ def test_amtool_takes_what_is_written(tmp_path, receivers):
     assert status == 0, said
 
 
+@pytest.mark.parametrize("day", ["2027-01-31", datetime.date(2028, 2, 29), "2026-12-31"])
+def test_a_key_ends_when_the_gateway_refuses_it(day):
+    assert monitoring.key_ends([{"name": "a", "expires": day}]) == {"a": float(gateway.expiry(day))}
+
+
 def test_a_key_is_good_until_the_end_of_its_day():
     ends = monitoring.key_ends([{"name": "a", "expires": "2027-01-31"}, {"name": "b"}, {"name": "c", "expires": None}])
     assert ends == {"a": 1801440000.0}  # 2027-02-01T00:00:00Z
@@ -109,12 +115,15 @@ def test_a_fleet_without_monitors_has_no_opening_for_them():
     assert not [opening for opening in built["hosts"]["gpu-01"]["openings"] if opening["name"] == "exporters"]
 
 
+ALERTS = [entry["alert"] for entry in KNOWN["alerts"]]
+
+
 def faults(**changes):
     own = {
         name.removeprefix("monitoring_"): option.get("default")
         for name, option in data.role_options("monitoring").items()
     }
-    return [message for message, _ in monitoring.judge({**own, **changes}, ["chat"], KNOWN["thresholds"])]
+    return [message for message, _ in monitoring.judge({**own, **changes}, ["chat"], KNOWN["thresholds"], ALERTS)]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +131,9 @@ def faults(**changes):
     [
         ({"thresholds": {"wating": 3}}, "monitoring_thresholds has wating"),
         ({"thresholds": {"waiting": "many"}}, "waiting is 'many'"),
+        ({"alert_for": {"ReplicaDonw": "5s"}}, "monitoring_alert_for has ReplicaDonw"),
+        ({"alert_for": {"ReplicaDown": 5}}, "ReplicaDown is 5"),
+        ({"alert_for": {"ReplicaDown": "soon"}}, "ReplicaDown is 'soon'"),
         ({"objectives": {"chta": {}}}, "names chta, which is no service"),
         ({"objectives": {"chat": {"ttft": 1}}}, "chat has ttft"),
         ({"objectives": {"chat": {"ttft_seconds": 0}}}, "ttft_seconds is 0"),
@@ -137,3 +149,22 @@ def test_what_is_wrong_is_told_before_a_host_is_touched(changes, says):
 
 def test_the_defaults_have_no_fault():
     assert faults() == faults(thresholds={"waiting": 5}, objectives={"chat": {"ttft_seconds": 1.5}}) == []
+    assert faults(alert_for={"ReplicaDown": "30s", "DiskFull": "0s", "CertificateExpired": "5m"}) == []
+
+
+def test_how_long_an_alert_waits_is_a_setting(tmp_path):
+    """It changes that alert alone; those without a time of their own take one, too."""
+
+    def times(**changes):
+        made = monitoring.files(planned(), KNOWN, HOSTS, settings(tmp_path, **changes))
+        return {
+            rule["alert"]: rule.get("for")
+            for group in made["rules.yml"]["groups"]
+            for rule in group["rules"]
+            if "alert" in rule
+        }
+
+    plain, changed = times(), times(alert_for={"ReplicaDown": "5s", "CertificateExpired": "1m"})
+    assert (plain["ReplicaDown"], plain["CertificateExpired"]) == ("2m", None)
+    assert {name for name in plain if plain[name] != changed[name]} == {"ReplicaDown", "CertificateExpired"}
+    assert (changed["ReplicaDown"], changed["CertificateExpired"]) == ("5s", "1m")
