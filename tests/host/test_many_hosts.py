@@ -163,6 +163,30 @@ def test_both_at_once_say_the_same(two_services, addresses, alone):
         assert pipeline.result() == alone[SMOL]
 
 
+def test_nccl_gloo_vllm_and_ucx_are_told_the_same_network(two_services, hosts, addresses):
+    for name, host in hosts.items():
+        assert "NCCL_SOCKET_IFNAME==host0\n" in host.file("/etc/nccl.conf").content_string
+        for instance in ("tp.0", "pp.0"):
+            pid = host.check_output(f"systemctl show vllm@{instance} --property=MainPID --value")
+            told = host.check_output(f"tr '\\0' '\\n' < /proc/{pid}/environ").splitlines()
+            assert {"GLOO_SOCKET_IFNAME=host0", "UCX_NET_DEVICES=host0", f"VLLM_HOST_IP={addresses[name]}"} <= set(told)
+
+
+def test_every_listener_is_of_its_block_or_of_the_kernels_range(two_services, hosts):
+    for name, host in hosts.items():
+        low, high = map(int, host.check_output("cat /proc/sys/net/ipv4/ip_local_port_range").split())
+        listening = host.check_output("ss -Hltnp").splitlines()
+        for instance, base in (("tp.0", 8200), ("pp.0", 8300)):
+            group = host.check_output(f"systemctl show vllm@{instance} --property=ControlGroup --value")
+            pids = host.check_output(f"cat /sys/fs/cgroup{group}/cgroup.procs").split()
+            own = [line.split()[3] for line in listening if any(f"pid={pid}," in line for pid in pids)]
+            ports = {int(address.rpartition(":")[2]) for address in own}
+            assert {port for port in ports if not low <= port <= high} == (
+                {base, base + 1} if name == "gpu-01" else set()
+            )
+            assert ports, "a rank without a listener would prove nothing"
+
+
 # -- data parallel ranks on both hosts --------------------------------------------------------------------------------------
 
 
