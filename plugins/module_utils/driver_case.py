@@ -101,8 +101,9 @@ class DriverPlan:
     moves     names of installed parts of the driver that only go along to its version: what nobody named is neither pinned by
               itself nor held, so that a plan is the same before and after
     headers   packages to install before the driver
-    may_remove  installed packages of the other kind of modules, the only ones that may go
-    removes   those of them that apt is told to take away, when the other kind comes: both conflict, and what is held stands in the way
+    may_remove  installed packages of the other kind of modules, and pinning packages for another driver: the only ones that may go
+    removes   those of them that apt is told to take away, of the other kind when this one comes: both conflict, and what is held
+              stands in the way
     unhold    what is held now and has to change
     holds     for apt-mark hold
     blocklist regular expressions for unattended-upgrades

@@ -174,13 +174,14 @@ def pins(
         if exact:
             by_version.setdefault(exact, []).append(name)
     for exact, group in sorted(by_version.items()):
-        records.append({"why": "as planned", "packages": group, "pin": f"version {exact}", "priority": 1001})
+        records.append({"why": "as planned", "packages": group, "pin": f"version {exact}", "priority": 1002})
     records.append(
         {
             "why": "what they need, of the same version",
             "packages": list(known["globs"]),
             "pin": f"version {upstream(version)}-*",
-            "priority": 1000,
+            # above NVIDIA's pinning packages, of which the former one still counts while the plan is made
+            "priority": 1001,
         }
     )
     return records

@@ -195,15 +195,36 @@ def _exact(
         exact = kept.get(name) or _fitting(name, [item["version"] for item in case.candidates(name)], version, case)
         if exact:
             found[name] = exact
-    pinning = [
-        pattern.format(version=names.upstream(version), branch=branch)
-        for pattern in case.known["sources"]["nvidia"]["pinning"]
-    ]
-    for name in pinning if case.origin == "nvidia" else []:
-        if case.candidates(name):
-            found[name] = kept.get(name) or case.candidates(name)[0]["version"]
-            break
+    found.update(_pinning(case, kept, version, branch))
     return found
+
+
+def _pins(case: Case, version: str, branch: str) -> List[str]:
+    """Names of NVIDIA's pinning packages for a driver, the closest first; `*` for both gives a glob of all."""
+    patterns = case.known["sources"]["nvidia"]["pinning"] if case.origin == "nvidia" else []
+    return [pattern.format(version=version, branch=branch) for pattern in patterns]
+
+
+def _pinning(case: Case, kept: Mapping[str, str], version: str, branch: str) -> Dict[str, Optional[str]]:
+    """The pinning package: beside a driver that stays, one that fits stays, whichever it is."""
+    fitting = _pins(case, names.upstream(version), branch)
+    for name in fitting:
+        if name in kept:
+            return {name: kept[name]}
+    for name in fitting:
+        if case.candidates(name):
+            return {name: str(case.candidates(name)[0]["version"])}
+    return {}
+
+
+def _former_pins(case: Case, plan: DriverPlan) -> List[str]:
+    """Pinning packages that go: there is one at a time, they conflict; where none comes, those for another driver."""
+    if case.host["available"] is None:
+        return []  # which one comes is not known yet
+    there = {*case.host["packages"], *case.host["unsettled"]}.difference(plan.packages)
+    found = [name for name in sorted(there) if names.matches(name, _pins(case, "*", "*"))]
+    fitting = _pins(case, plan.version, plan.branch)
+    return found if set(fitting) & set(plan.packages) else [name for name in found if name not in fitting]
 
 
 def _kept(case: Case, everything: Sequence[str], version: str) -> Dict[str, str]:
@@ -310,13 +331,15 @@ def _anew(case: Case, plan: DriverPlan) -> List[str]:
 
 def _surroundings(case: Case, plan: DriverPlan) -> None:
     known, installed = case.known, case.host["packages"]
-    plan.may_remove = [
+    others = [
         name
         for name in sorted({*installed, *case.host["unsettled"]})
         if name not in plan.packages and names.kind_of(name, known) not in (None, plan.modules)
     ]
     coming = [name for name in plan.packages if names.kind_of(name, known) == plan.modules and name not in installed]
-    plan.removes = plan.may_remove if coming else []
+    going, pins = others if coming else [], _former_pins(case, plan)
+    plan.may_remove, plan.removes = [*others, *pins], [*going, *pins]
+    plan.because.update(dict.fromkeys(pins, "it pins another version"))
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
     parts = {name for name in installed if names.of_driver(name, known) and name not in plan.may_remove}
@@ -327,7 +350,7 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
     lacks = _lacks(case, plan)
-    there = set(lacks) <= set(plan.beside) and not plan.removes
+    there = set(lacks) <= set(plan.beside) and not going
     plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
     plan.beside_changes = bool(set(lacks) & set(plan.beside))
     if loaded and not same:

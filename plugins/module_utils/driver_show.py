@@ -62,5 +62,8 @@ def _packages(plan: DriverPlan, told: Mapping[str, Any]) -> List[str]:
     found += [
         f"change {name} {old} to {new}{why.get(name, '')}" for name, (old, new) in sorted(told["upgrade"].items())
     ]
-    found += [f"remove {name} {version or ''}".rstrip() for name, version in sorted(told["remove"].items())]
+    found += [
+        f"remove {name} {version or ''}".rstrip() + why.get(name, "")
+        for name, version in sorted(told["remove"].items())
+    ]
     return found + [f"install {name} {version} (they need it)" for name, version in sorted(told["along"].items())]

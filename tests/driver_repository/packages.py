@@ -7,8 +7,10 @@ What is public and was followed:
   cuda-drivers-580 asks for nvidia-driver (>= 580.65.06), which any newer branch meets       forums.developer.nvidia.com/t/353805
   nvidia-kernel-dkms of 615.71.09-2 is a transitional package that brings the open modules   a listing by `dpkg -l`
   epoch 1 in the versions of datacenter-gpu-manager-4-*, 1:4.4.1-1                           install lines in public scripts
+  a pinning package provides, conflicts with and replaces nvidia-driver-pinning              `apt-cache show` in public pages
+  it brings /etc/apt/preferences.d/nvidia-driver-pin, version 595.71.05-* at priority 1000   a host's file in a public page
 Not public, and so made up here: that libraries are asked for with >= (the loosest form, so that only pins keep them
-together), the folder a file lies in where the tool's help does not say, and what a pinning package writes.
+together), the folder a file lies in where the tool's help does not say, and which packages a pinning package names.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def driver(version: str, exact: str, library: Path) -> list[Package]:
                 "prerm": _stop("nvidia-persistenced"),
             },
         ),
-        Package(f"nvidia-driver-pinning-{version}", exact, "pin of a version", "all", files=_pins(version, exact)),
+        pin(version, exact, f"{version}-*", "pin of a version"),
     ]
 
 
@@ -194,21 +196,20 @@ def metapackages() -> list[Package]:
 
 def pinning() -> list[Package]:
     """Of a branch; those of a version are beside the driver."""
-    return [
-        Package(
-            f"nvidia-driver-pinning-{branch}",
-            f"{branch}-5",
-            "pin of a branch",
-            "all",
-            files=_pins(branch, f"{branch}.*"),
-        )
-        for branch in ("580", "590")
-    ]
+    return [pin(branch, f"{branch}-5", f"{branch}.*", "pin of a branch") for branch in ("580", "590")]
 
 
-def _pins(what: str, version: str) -> dict[str, str | Path]:
-    text = f"# Of a stand-in, made for a test.\nPackage: nvidia-* libnvidia-* libcuda1\nPin: version {version}\nPin-Priority: 900\n"
-    return {f"etc/apt/preferences.d/nvidia-driver-pinning-{what}": text}
+def pin(what: str, exact: str, versions: str, about: str) -> Package:
+    """One at a time, all with the same file."""
+    text = f"# Of a stand-in, made for a test.\nPackage: nvidia-* libnvidia-* libcuda1\nPin: version {versions}\nPin-Priority: 1000\n"
+    return Package(
+        f"nvidia-driver-pinning-{what}",
+        exact,
+        about,
+        "all",
+        relations=dict.fromkeys(("Provides", "Conflicts", "Replaces"), "nvidia-driver-pinning"),
+        files={"etc/apt/preferences.d/nvidia-driver-pin": text},
+    )
 
 
 def keyring(key: Path) -> list[Package]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -36,7 +37,13 @@ from conftest import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "tests" / "replay"))
 
 import hosts
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_apt, driver_case, driver_plan, driver_state
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    driver_apt,
+    driver_case,
+    driver_plan,
+    driver_show,
+    driver_state,
+)
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 
 KNOWN = yaml.safe_load((REPOSITORY / "data" / "driver.yml").read_text())
@@ -311,6 +318,64 @@ def test_the_pinning_package_is_taken_where_it_is_offered():
     base = offered(V)
     assert choose(available={**base, **exact, **branch}).plan.packages[f"nvidia-driver-pinning-{V}"] == f"{V}-1"
     assert choose(available={**base, **branch}).plan.packages["nvidia-driver-pinning-580"] == "580-5"
+
+
+OLD_PIN, PIN = "nvidia-driver-pinning-580.105.08", f"nvidia-driver-pinning-{V}"
+
+
+def with_pins(facts, packages, *pins, versions=("590.48.01", V, "580.105.08"), branch=True):
+    """Plan on a host that has these pinning packages, held; the source offers that of each version, and that of the branch."""
+    have = {name: {"version": version, "origin": "NVIDIA", "hold": True} for name, version in pins}
+    pins_offered = {f"nvidia-driver-pinning-{version}": f"{version}-1" for version in versions}
+    pins_offered.update({"nvidia-driver-pinning-580": "580-5"} if branch else {})
+    available = {
+        **offered("590.48.01", V, "580.105.08"),
+        **{name: [{"version": version, "origin": "NVIDIA"}] for name, version in pins_offered.items()},
+    }
+    return choose(facts, {"reboot": True}, packages={**packages, **have}, available=available).plan
+
+
+def test_the_former_pinning_package_goes_by_name_since_there_is_one_at_a_time():
+    plan = with_pins(*running(), (OLD_PIN, "580.105.08-1"))
+    assert plan.packages[PIN] == f"{V}-1"
+    assert (plan.removes, plan.arguments[-1], OLD_PIN in plan.holds) == ([OLD_PIN], f"{OLD_PIN}-", False)
+    # As apt says it, of packages that conflict.
+    text = (
+        f"Remv {OLD_PIN} [580.105.08-1]\n"
+        f"Inst {PIN} ({V}-1 NVIDIA CUDA: [all])\n"
+        f"Inst nvidia-driver-cuda [580.105.08-1] ({V}-1 NVIDIA CUDA: [amd64])\n"
+        f"Inst nvidia-kernel-open-dkms [580.105.08-1] ({V}-1 NVIDIA CUDA: [amd64])\n"
+        "2 upgraded, 1 newly installed, 1 to remove and 9 not upgraded.\n"
+    )
+    simulation = driver_apt.read(text)
+    told = {"version": V, "known": KNOWN}
+    assert driver_apt.compare(simulation, plan.packages, removes=tuple(plan.may_remove), **told) == []
+    assert [item.id for item in driver_apt.compare(simulation, plan.packages, **told)] == ["apt-removes"]
+    lines = driver_show.lines(plan, driver_show.changes(simulation, plan), {"packages": {}})
+    assert f"remove {OLD_PIN} 580.105.08-1 (it pins another version)" in lines
+
+
+def test_a_pin_of_the_branch_gives_way_to_that_of_the_version_with_another_driver_only():
+    branch = ("nvidia-driver-pinning-580", "580-4")
+    plan = with_pins(*running(), branch)
+    assert (PIN in plan.packages, plan.removes) == (True, ["nvidia-driver-pinning-580"])
+    there = with_pins(*running(V), branch)
+    assert (there.packages["nvidia-driver-pinning-580"], there.removes, there.changes) == ("580-4", [], False)
+
+
+def test_a_pin_of_another_version_that_nobody_replaces_goes_without_disturbing_anybody():
+    plan = with_pins(*running(V), (OLD_PIN, "580.105.08-1"), versions=(), branch=False)
+    assert (plan.removes, plan.changes, plan.stop, plan.reboot) == ([OLD_PIN], False, [], False)
+    fits = with_pins(*running(V), ("nvidia-driver-pinning-580", "580-5"), versions=(), branch=False)
+    assert fits.removes == []
+
+
+def test_what_is_planned_is_stronger_than_a_pinning_package_that_still_counts():
+    text = names.preferences_text(
+        names.pins({"libcuda1": f"{V}-1"}, source="nvidia", version=V, known=KNOWN, family="debian")
+    )
+    priorities = [int(word) for word in re.findall(r"Pin: version .*\nPin-Priority: (\d+)", text)]
+    assert min(priorities) > 1000, text
 
 
 @pytest.mark.parametrize(
@@ -970,12 +1035,12 @@ def test_preferences_text():
         "Explanation: as planned\n"
         "Package: nvidia-driver-cuda nvidia-kernel-open-dkms\n"
         f"Pin: version {V}-1\n"
-        "Pin-Priority: 1001\n"
+        "Pin-Priority: 1002\n"
         "\n"
         "Explanation: what they need, of the same version\n"
         f"Package: {globs}\n"
         f"Pin: version {V}-*\n"
-        "Pin-Priority: 1000\n"
+        "Pin-Priority: 1001\n"
     )
 
 

@@ -688,7 +688,7 @@ def test_failure_14_the_daemon_waits_for_the_module():
 
 def test_failure_1_the_files_hold_and_pin_what_is_installed():
     files = written(from_nvidia())
-    assert "Pin: version 580.126.20-1\nPin-Priority: 1001" in files["/etc/apt/preferences.d/gpu-fleet-driver"]
+    assert "Pin: version 580.126.20-1\nPin-Priority: 1002" in files["/etc/apt/preferences.d/gpu-fleet-driver"]
     assert '"nvidia-";' in files["/etc/apt/apt.conf.d/52gpu-fleet-driver"]
 
 
