@@ -75,6 +75,13 @@ class Inventory:
             return default
         return default if value is None else value
 
+    def is_null(self, host: str, name: str) -> bool:
+        """Whether a variable is given as null, where that means something."""
+        try:
+            return name in self.hostvars[host] and self.hostvars[host][name] is None
+        except (AnsibleError, UndefinedError):
+            return False
+
     def role_value(self, host: str, role: str, name: str) -> Any:
         """A role's variable: the host's, else the role's own default."""
         return self.get(host, name, data.role_default(role, name))
@@ -235,6 +242,9 @@ def _exporters(inventory: Inventory, name: str) -> list[int]:
     """Ports of a host's exporters, as role monitoring has them."""
 
     def told(variable: str) -> Any:
+        # Null is an answer here: no such exporter.
+        if inventory.is_null(name, f"monitoring_{variable}"):
+            return None
         return inventory.role_value(name, "monitoring", f"monitoring_{variable}")
 
     ports = [told("node_exporter_port")] if told("node_exporter") else []

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, monitoring, plan
-from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data, inventory
 from gpu_fleet import debian
 from test_monitoring_rules import plan as planned
 from test_services_and_plan import fleet, services
@@ -100,6 +100,21 @@ def openings(monitors, exporters, addresses):
     listed, _ = services.read([{"name": "chat", "model": "/m"}])
     built, _ = plan.build(listed, made)
     return built
+
+
+@pytest.mark.parametrize(
+    ("variables", "ports"),
+    [
+        ({}, [9100, 8404]),
+        ({"monitoring_haproxy_port": None}, [9100]),
+        ({"monitoring_haproxy_port": 8500}, [9100, 8500]),
+    ],
+)
+def test_an_exporter_that_there_is_none_of_has_no_port(variables, ports):
+    hostvars = {"gw": {"fleet_address": "10.0.0.8", **variables}}
+    made = inventory.Inventory(hostvars, {"all": ["gw"], "gateways": ["gw"]})
+    _, told, _ = inventory.read(made)
+    assert told.exporters == {"gw": ports}
 
 
 def test_exporters_are_open_to_monitors_alone():
