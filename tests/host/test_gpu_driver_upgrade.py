@@ -1,15 +1,21 @@
 """Another driver under a fleet that serves: playbooks/driver.yml, consent, reboots, MIG.
 
-Two replicas of a service, one a host; packages and machines are stand-ins, the engine is one for vLLM. apt, dpkg, DKMS,
-systemd and reboots are real. The tests run in order, each with what the one before left. Names say which of the fifteen
-failures (tests/unit/test_driver_plan.py) a test plays.
+Two replicas of a service, one a host, behind a gateway; packages and machines are stand-ins, the engine is one for vLLM. apt,
+dpkg, DKMS, systemd, reboots, agents and the gateway are real. The tests run in order, each with what the one before left. Names say
+which of the fifteen failures (tests/unit/test_driver_plan.py) a test plays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
+import os
 import re
+import ssl
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from driver_play import (
@@ -31,6 +37,8 @@ from driver_play import (
 
 PLAYBOOK = "playbooks/driver.yml"
 CHAT = {HGX: "vllm@chat.0.service", PLAIN: "vllm@chat.1.service"}
+GATEWAY, PORT, KEY = "gw-01", 8443, "client-of-the-tests-client-of-the-tests"
+CA = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "secrets" / "ca.pem"
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +79,67 @@ def loaded(machine) -> str:
     return machine.check_output("grep -oE '  [0-9.]+  ' /srv/replay/proc/driver/nvidia/version").strip()
 
 
-def test_the_fleet_serves_with_the_first_driver(hgx, plain):
+@pytest.fixture(scope="module")
+def gateway():
+    return connect(GATEWAY)
+
+
+def let_in(gateway) -> dict[str, str]:
+    """Each replica's status at the gateway: UP gets requests, DRAIN is aside."""
+    code = (
+        "import socket;s=socket.socket(socket.AF_UNIX);s.connect('/run/gpu-fleet-gateway/admin.sock');"
+        "s.sendall(b'show stat\\n');print(s.makefile().read())"
+    )
+    rows = [line.split(",") for line in gateway.check_output(f'python3 -c "{code}"').splitlines() if line.strip()]
+    column = rows[0].index("status")
+    return {row[1]: row[column] for row in rows[1:] if row[1].startswith("chat.")}
+
+
+class Clients:
+    """Four ask the gateway for completions of two seconds, one after the other, until they are told to end. The stand-in
+    for vLLM drops what it works on when its unit stops."""
+
+    def __init__(self, gateway) -> None:
+        self.address = gateway.check_output("hostname -I").split()[0]
+        self.answers: list[str] = []
+        self.over = threading.Event()
+        self.threads = [threading.Thread(target=self.run) for _ in range(4)]
+
+    def __enter__(self) -> Clients:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.over.set()
+        for thread in self.threads:
+            thread.join()
+
+    def run(self) -> None:
+        while not self.over.wait(0.1):
+            self.answers.append(self.ask())
+
+    def ask(self) -> str:
+        link = http.client.HTTPSConnection(
+            self.address, PORT, timeout=60, context=ssl.create_default_context(cafile=str(CA))
+        )
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        try:
+            asked = {"model": "chat", "prompt": "a", "max_tokens": 3, "ignore_eos": True}
+            link.request("POST", "/v1/completions", json.dumps(asked), headers)
+            reply = link.getresponse()
+            return f"{reply.status} {json.loads(reply.read()).get('choices')}"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return repr(error)
+        finally:
+            link.close()
+
+
+def test_the_fleet_serves_with_the_first_driver(hgx, plain, gateway):
     for name, machine in ((HGX, hgx), (PLAIN, plain)):
         assert active(machine, CHAT[name])
         assert loaded(machine) == OLD
+    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
 
 
 # Consent
@@ -110,7 +175,7 @@ def test_reboot_null_is_refused_with_the_instruction():
 # The upgrade
 
 
-def test_check_and_diff_name_everything_that_then_happens_and_change_nothing(hgx, plain):
+def test_check_and_diff_name_everything_that_then_happens_and_change_nothing_and_no_client_notices(hgx, plain, gateway):
     before = {machine: state(machine) for machine in (hgx, plain)}
     told = play("", "--check", "--diff", playbook=PLAYBOOK, gpu_driver_version=NEW, **CONSENT)
     assert told.status == 0
@@ -119,8 +184,13 @@ def test_check_and_diff_name_everything_that_then_happens_and_change_nothing(hgx
     have = {machine: installed(machine) for machine in (hgx, plain)}
     boots = {machine: boot(machine) for machine in (hgx, plain)}
 
-    run = play("", playbook=PLAYBOOK, gpu_driver_version=NEW, **CONSENT)
+    with Clients(gateway) as clients:
+        run = play("", playbook=PLAYBOOK, gpu_driver_version=NEW, **CONSENT)
     assert run.status == 0
+    print(f"{len(clients.answers)} requests meanwhile")
+    assert len(clients.answers) > 60
+    assert {answer.split()[0] for answer in clients.answers} == {"200"}, clients.answers
+    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
     happened = set()
     for machine in (hgx, plain):
         now = installed(machine)
@@ -130,6 +200,9 @@ def test_check_and_diff_name_everything_that_then_happens_and_change_nothing(hgx
         assert boot(machine) != boots[machine]
     assert happened == told.planned == run.planned
     assert ("nvidia-driver-cuda", f"{OLD}-1", f"{NEW}-1") in happened
+    assert (f"nvidia-driver-pinning-{OLD}", f"{OLD}-1", "") in happened
+    for machine in (hgx, plain):
+        assert f"version {NEW}-*" in machine.check_output("cat /etc/apt/preferences.d/nvidia-driver-pin")
     assert not [item for item in happened if item[0] == "libc6" or item[0].startswith("linux-image")]
 
 
@@ -162,7 +235,7 @@ def test_a_second_run_of_the_playbook_changes_nothing_and_disturbs_nobody(hgx, p
     assert after == before
 
 
-def test_the_playbook_stops_at_the_first_failure_and_leaves_the_next_host_as_it_is(hgx, plain):
+def test_the_playbook_stops_at_the_first_failure_and_leaves_the_next_host_as_it_is(hgx, plain, gateway):
     hgx.check_output("echo 999 > /srv/replay/cuinit")
     before = state(plain)
     serving = plain.check_output(f"systemctl show {CHAT[PLAIN]} -p InvocationID")
@@ -170,15 +243,19 @@ def test_the_playbook_stops_at_the_first_failure_and_leaves_the_next_host_as_it_
     hgx.check_output("rm /srv/replay/cuinit")
     assert run.status != 0
     assert "cuInit returned 999, " in run.said
+    assert "What was taken aside at the gateways (gw-01) stays so: chat.0." in run.said
+    assert "DRAIN" in let_in(gateway)["chat.0"]
+    assert let_in(gateway)["chat.1"] == "UP"
     assert versions(hgx, *DRIVER) == {f"{NEXT}-1"}
     assert not active(hgx, CHAT[HGX])
     assert state(plain) == before
     assert plain.check_output(f"systemctl show {CHAT[PLAIN]} -p InvocationID") == serving
 
 
-def test_put_right_it_goes_on_where_it_stopped(hgx, plain):
+def test_put_right_it_goes_on_where_it_stopped(hgx, plain, gateway):
     run = play("", playbook=PLAYBOOK, gpu_driver_version=NEXT, **CONSENT)
     assert run.status == 0
+    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
     for name, machine in ((HGX, hgx), (PLAIN, plain)):
         assert loaded(machine) == NEXT
         assert versions(machine, *DRIVER) == {f"{NEXT}-1"}
@@ -209,7 +286,7 @@ def test_failure_14_persistenced_starts_after_the_module_and_not_without_it(plai
 # Reboots
 
 
-def test_reboot_false_leaves_the_reboot_to_its_owner_and_takes_no_other_replica_meanwhile(hgx, plain):
+def test_reboot_false_leaves_the_reboot_to_its_owner_and_takes_no_other_replica_meanwhile(hgx, plain, gateway):
     before = {machine: boot(machine) for machine in (hgx, plain)}
     other = state(plain)
     told = {"gpu_driver_version": NEW, "gpu_driver_reboot": False, "gpu_driver_stop_services": True}
@@ -224,9 +301,13 @@ def test_reboot_false_leaves_the_reboot_to_its_owner_and_takes_no_other_replica_
     restart(hgx)
     assert loaded(hgx) == NEW
     assert not active(hgx, CHAT[HGX])
+    assert "DRAIN" in let_in(gateway)["chat.0"]
+    assert let_in(gateway)["chat.1"] == "UP"
     run = play("", playbook=PLAYBOOK, **told)
     assert run.status == 0
     assert active(hgx, CHAT[HGX])
+    assert let_in(gateway)["chat.0"] == "UP"
+    assert "DRAIN" in let_in(gateway)["chat.1"]
     assert (boot(plain), loaded(plain)) == (before[plain], NEXT)
     assert versions(plain, *DRIVER) == {f"{NEW}-1"}
     assert not active(plain, CHAT[PLAIN])
