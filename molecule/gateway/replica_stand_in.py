@@ -1,9 +1,10 @@
 """A stand-in for one replica of vLLM and its agent, for the gateway's tests: it says what reached it.
 
-    replica_stand_in.py NAME ADDRESS API_PORT AGENT_PORT KEY
+    replica_stand_in.py NAME ADDRESS API_PORT AGENT_PORT KEY [PEM]
 
 The API wants the key, answers any POST with its name, and writes a line a request to /run/NAME.log. A body's `wait` is slept
-before the answer, with `stream` one event comes each `wait` seconds. The agent's /ready is 503 while /run/NAME.unready is there.
+before the answer, with `stream` one event comes each `wait` seconds, and `status` is that of the answer. The agent's /ready is 503
+while /run/NAME.unready is there. With PEM, a certificate and its key, the API speaks TLS: then it plays an external upstream.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import http.server
 import json
 import os
+import ssl
 import sys
 import threading
 import time
@@ -53,7 +55,8 @@ class Api(http.server.BaseHTTPRequestHandler):
         if asked.get("stream"):
             return self.stream(int(asked["stream"]), wait)
         time.sleep(wait)
-        return self.answer(200, {"replica": NAME, "digest": hashlib.sha256(body).hexdigest(), **told})
+        said = {"replica": NAME, "digest": hashlib.sha256(body).hexdigest(), "model": asked.get("model"), **told}
+        return self.answer(int(asked.get("status", 200)), said)
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
@@ -62,6 +65,7 @@ class Api(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Organization", NAME)
         self.end_headers()
         self.wfile.write(content)
 
@@ -86,4 +90,10 @@ class Listener(http.server.ThreadingHTTPServer):
 
 
 threading.Thread(target=Listener((ADDRESS, AGENT), Agent).serve_forever, daemon=True).start()
-Listener((ADDRESS, API), Api).serve_forever()
+served = Listener((ADDRESS, API), Api)
+if len(sys.argv) > 6:
+    speaking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    speaking.load_cert_chain(sys.argv[6])
+    # The handshake in the thread of the connection: one that never ends one holds up nobody.
+    served.socket = speaking.wrap_socket(served.socket, server_side=True, do_handshake_on_connect=False)
+served.serve_forever()

@@ -22,6 +22,8 @@ class FilterModule:
             "gateway_servers_of_replica": gateway.servers_of,
             "gateway_replicas_on": gateway.replicas_on,
             "gateway_models": gateway.models,
+            "gateway_externals": gateway.externals,
+            "gateway_aliases": gateway.aliases,
             "gateway_model_list": gateway.model_list,
             "gateway_key_map": lambda entries, limits: gateway.map_text(gateway.keys(entries, limits)),
             "gateway_grant_map": lambda entries: gateway.map_text(gateway.grants(entries)),

@@ -17,8 +17,11 @@ from .findings import Finding, did_you_mean
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
+EXTERNAL_CONCURRENT = 64
 KEY_LENGTH = 22  # characters: 128 random bits in base64
 EVERYTHING = "*"
+URL = re.compile(r"https://([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)(?::(\d{1,5}))?((?:/[A-Za-z0-9._~-]+)*)/?")
+MODEL = re.compile(r"[A-Za-z0-9._:@/-]{1,200}")  # a name that needs no escape in JSON, in a map and in an answer
 # Paths of vLLM's API whose body is JSON with a `model` in it (vllm/entrypoints/openai/api_server.py and its routers). Those
 # with files (audio) have no JSON, and those that look up an earlier answer name no model.
 PATHS = (
@@ -83,9 +86,38 @@ def replicas_on(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[str]:
     ]
 
 
-def models(plan: Mapping[str, Any]) -> Dict[str, str]:
-    """Every name that a request may use, and the service that has it."""
-    return {name: service for service, entry in plan["services"].items() for name in entry["served_model_names"]}
+def models(plan: Mapping[str, Any], external: Iterable[Mapping[str, Any]] = ()) -> Dict[str, str]:
+    """Every name that a request may use, and the service, or the external upstream, that has it."""
+    bought = {name: entry["name"] for entry in external for name in entry["models"]}
+    own = {name: service for service, entry in plan["services"].items() for name in entry["served_model_names"]}
+    return {**bought, **own}
+
+
+def externals(entries: Iterable[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """A backend each upstream that is not of the fleet: name, models, host, port, path, most requests at once, ca_file, dns."""
+    found = []
+    for entry in entries:
+        told = URL.fullmatch(entry["url"])
+        if not told:
+            raise ValueError(f"{entry['name']}: {entry['url']} is no https:// URL of a host by its name")
+        found.append(
+            {
+                "name": entry["name"],
+                "models": sorted(entry["models"]),
+                "host": told[1],
+                "port": int(told[2] or 443),
+                "path": told[3],
+                "most": int(entry.get("concurrent") or EXTERNAL_CONCURRENT),
+                "ca_file": entry.get("ca_file") or "",
+                "dns": bool(entry.get("dns", True)),
+            }
+        )
+    return found
+
+
+def aliases(entries: Iterable[Mapping[str, Any]]) -> Dict[str, str]:
+    """What an upstream calls a model, by the name that clients use."""
+    return {alias: name for entry in entries for alias, name in entry["models"].items()}
 
 
 def expiry(text: Any) -> int:
@@ -128,9 +160,9 @@ def grants(entries: Iterable[Mapping[str, Any]]) -> Dict[str, str]:
     return {f"{entry['name']}/{model}": "1" for entry in entries for model in (entry.get("models") or [EVERYTHING])}
 
 
-def model_list(plan: Mapping[str, Any]) -> Dict[str, Any]:
+def model_list(plan: Mapping[str, Any], external: Iterable[Mapping[str, Any]] = ()) -> Dict[str, Any]:
     """What /v1/models answers for the whole fleet (OpenAI's list of model objects)."""
-    names = sorted(models(plan).items())
+    names = sorted(models(plan, external).items())
     data = [{"id": name, "object": "model", "created": 0, "owned_by": service} for name, service in names]
     return {"object": "list", "data": data}
 
@@ -188,7 +220,9 @@ def judge(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]
     settings        the role's variables without their prefix
     plan_services   service to the names of models that requests may use
     """
-    found = _key_findings(settings, plan_services)
+    bought = {name: entry["name"] for entry in _whole_externals(settings) for name in entry["models"]}
+    found = _key_findings(settings, {**plan_services, "": list(bought)})
+    found += _external_findings(settings, plan_services)
     names: Dict[str, str] = {}
     for service, served in plan_services.items():
         for name in served:
@@ -221,6 +255,64 @@ def judge(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]
         if isinstance(value, int) and not low <= value <= high:
             message = f"gateway_{name} is {value}"
             found.append(Finding("gateway-value", f"gateway_{name}", message, f"It must be from {low} to {high}"))
+    return found
+
+
+def _whole_externals(settings: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """Entries whose shape is right; what is wrong with the others is told where types are."""
+    entries = settings.get("external") or []
+    return [e for e in entries if isinstance(e, dict) and e.get("name") and isinstance(e.get("models"), dict)]
+
+
+def _external_findings(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]]) -> List[Finding]:
+    """A name is served in the house or outside, never both: what should stay would go out when the house is full, or the other way."""
+    found: List[Finding] = []
+    own = {name: service for service, served in plan_services.items() for name in served}
+    names: List[str] = []
+    taken: Dict[str, str] = {}
+    for entry in _whole_externals(settings):
+        name = str(entry["name"])
+        faults = []
+        if not NAME.fullmatch(name) or name in plan_services or name in names:
+            fix = "Use small letters, digits and dashes, and no name of a service or of another one"
+            faults.append((f"its name is {name!r}, which is taken or no name", fix))
+        if not URL.fullmatch(str(entry.get("url", ""))):
+            fix = "Write it as https://api.example.com/v1: TLS, and a host by its name, which its certificate is for"
+            faults.append((f"its url is {entry.get('url')!r}", fix))
+        if bool(entry.get("key")) == bool(entry.get("key_file")):
+            faults.append(
+                ("it has no key, or two", "Give key (better in a vault) or key_file, a file of the controller")
+            )
+        if entry.get("key") and (
+            len(str(entry["key"])) < KEY_LENGTH
+            or not re.fullmatch(r"[!-~]+", str(entry["key"]))
+            or "{{" in str(entry["key"])
+        ):
+            faults.append(
+                (
+                    "its key is no text that a header can carry, or too short",
+                    "Give it as the upstream's owner printed it",
+                )
+            )
+        if not entry["models"]:
+            faults.append(("it has no models", "Name them: the name that clients use, and the upstream's own"))
+        for alias, theirs in entry["models"].items():
+            if not MODEL.fullmatch(str(alias)) or not MODEL.fullmatch(str(theirs)):
+                faults.append(
+                    (f"its model {alias}: {theirs} is no name", "Use letters, digits and . _ : @ / -, 200 at most")
+                )
+            if alias in own:
+                fix = "Give it another name outside: the house's own never goes out in its place, and clients know which is which"
+                faults.append((f"the name {alias} is served by {own[alias]} in the fleet and by {name} outside", fix))
+            elif alias in taken:
+                faults.append((f"the name {alias} is that of {taken[alias]}, too", "Give each its own"))
+            taken.setdefault(alias, name)
+        names.append(name)
+        found.extend(Finding("gateway-external", f"gateway_external, {name}", message, fix) for message, fix in faults)
+        if not faults:
+            message = f"{', '.join(entry['models'])}: requests leave the fleet for {URL.fullmatch(entry['url'])[1]}"
+            fix = "A client may send them only where `models` of its key names them"
+            found.append(Finding("gateway-external", f"gateway_external, {name}", message, fix, "info"))
     return found
 
 

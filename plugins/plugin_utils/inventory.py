@@ -675,7 +675,19 @@ def _gateway_findings(inventory: Inventory, read_services: list[services.Service
             for name in data.role_options("gateway")
         }
         found.update(dict.fromkeys(gateway.judge(settings, served)))
+        entries = settings["external"] if isinstance(settings["external"], list) else []
+        found.update(dict.fromkeys(fault for entry in entries if isinstance(entry, dict) for fault in _lacking(entry)))
     return list(found)
+
+
+def _lacking(entry: Mapping[str, Any]) -> Iterable[Finding]:
+    """Files of an external upstream that are not on the controller."""
+    for name in ("key_file", "ca_file"):
+        told = entry.get(name)
+        if isinstance(told, str) and told and "{{" not in told and not pathlib.Path(told).expanduser().is_file():
+            fix = "Name one that is there, better with its whole path"
+            where = f"gateway_external, {entry.get('name')}"
+            yield Finding("gateway-external", where, f"{name} is {told}, which is no file of the controller", fix)
 
 
 def _ray_lock_fault(where: str, host: plan.Host) -> Finding | None:

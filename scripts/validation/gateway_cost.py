@@ -78,6 +78,7 @@ def render(folder: Path, port: int, tls: bool, api: int, agent: int) -> Path:
         __gateway_bufsize=settings["gateway_body_max"] + 131072,
         __gateway_known="chat",
         __gateway_monitors=[],
+        __gateway_externals=[],
     )
     keys = [{"name": "client", "key": KEY}]
     maps = {

@@ -542,3 +542,68 @@ def test_keys_change_without_a_restart(hosts):
     play(f"{ROOT}/molecule/gateway/converge.yml")
     assert ask({"model": "chat"}).status == 200
     assert ask({"model": "chat"}, key=new).status == 401
+
+
+def test_a_former_key_is_good_beside_the_new_one_as_the_same_client(hosts):
+    new, past = "client-all-2-client-all-2-client-all-2", "client-past-client-past-client-past"
+    former = [{"key": ALL, "expires": "2099-12-31"}, {"key": past, "expires": "2026-01-01"}]
+    keys = [
+        {"name": "all", "key": new, "requests_per_minute": 4, "former": former},
+        {"name": "made", "made": 2, "former": [{"made": 1, "expires": "2099-12-31"}]},
+    ]
+    said = play(f"{ROOT}/molecule/gateway/converge.yml", gateway_keys=keys)
+    assert not any(key in said for key in (new, past, ALL))
+    assert json.loads(ask({"model": "chat"}, key=past).body)["error"]["code"] == "expired_api_key"
+    first, second = ((EPHEMERAL / "secrets/keys" / name).read_text().strip() for name in ("made", "made.2"))
+    assert [ask({"model": "chat"}, key=key).status for key in (first, second)] == [200, 200]
+    # One client: what both send counts together.
+    assert [ask({"model": "chat"}, key=key).status for key in (new, ALL, new, ALL, new, ALL)][-2:] == [429, 429]
+    play(f"{ROOT}/molecule/gateway/converge.yml")
+    assert ask({"model": "chat"}).status == 200
+    assert ask({"model": "chat"}, key=second).status == 401
+
+
+def test_an_external_upstream_gets_its_own_models_under_its_own_names_and_nothing_of_the_client(hosts):
+    bought = {
+        "name": "bought",
+        "url": "https://upstream.test:9443/base/v1",
+        "key": "upstream-key-upstream-key",
+        "models": {"big": "vendor/big-model-2"},
+        "ca_file": str(EPHEMERAL / "upstream.pem"),
+        "dns": False,
+    }
+    rich = "client-rich-client-rich-client-rich"
+    keys = [{"name": "all", "key": ALL}, {"name": "rich", "key": rich, "models": ["chat", "big"]}]
+    said = play(f"{ROOT}/molecule/gateway/converge.yml", gateway_external=[bought], gateway_keys=keys)
+    assert "requests leave the fleet for upstream.test" in said
+    assert bought["key"] not in said
+    assert [model["id"] for model in json.loads(ask(method="GET", path="/v1/models").body)["data"]][0] == "big"
+    wait(lambda: ask({"model": "big"}, key=rich).status == 200, "the upstream is not in")
+    for body, more in ((b'{"p": "' + b"x" * 3000000 + b'", "model": "b\\u0069g"}', {}), ({"model": "big"}, {})):
+        answer = ask(body, key=rich, headers={"traceparent": "00-1", "User-Agent": "mine", **more})
+        told = json.loads(answer.body)
+        assert (answer.status, told["replica"], told["model"]) == (200, "upstream", "vendor/big-model-2")
+        assert told["path"] == "/base/v1/completions"
+        assert told["headers"]["host"] == "upstream.test:9443"
+        assert told["headers"]["authorization"] == "Bearer upstream-key-upstream-key"
+        assert not {"traceparent", "user-agent"} & set(told["headers"])
+        assert "x-organization" not in {name.lower() for name in answer.headers}
+    # Its word on the fleet's key is not the client's, a key for all models is none for those outside, and what else there is stays.
+    assert ask({"model": "big", "status": 401}, key=rich).status == 502
+    assert ask({"model": "big"}).status == 403
+    assert ask({"model": "chat"}, key=rich).status == 200
+    assert {json.loads(ask({"model": "chat"}).body)["replica"].split(".")[0] for _ in range(4)} == {"chat"}
+    lines = hosts["gw-01"].check_output("journalctl -t gpu-fleet-gateway -o cat --no-pager -n 40").splitlines()
+    assert any(json.loads(line)["model"] == "big" for line in lines if line.startswith("{"))
+    # Never one in place of the other: without the upstream its models are not served, without replicas the fleet's are not.
+    hosts["gpu-02"].check_output("systemctl stop standin-upstream")
+    hosts["gpu-01"].check_output("touch /run/other.0.unready")
+    try:
+        wait(lambda: ask({"model": "big"}, key=rich).status == 503, "the upstream is still in")
+        wait(lambda: ask({"model": "other"}).status == 503, "other is still in")
+    finally:
+        hosts["gpu-02"].check_output("systemctl start standin-upstream")
+        hosts["gpu-01"].check_output("rm -f /run/other.0.unready")
+        play(f"{ROOT}/molecule/gateway/converge.yml")
+    assert ask({"model": "big"}).status == 404
+    wait(lambda: ask({"model": "other"}).status == 200, "other.0 did not come back")

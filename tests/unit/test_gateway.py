@@ -192,6 +192,63 @@ def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["team"]
 
 
+BOUGHT = {
+    "name": "bought",
+    "url": "https://api.example.com/v1",
+    "key": "upstream-key-upstream-key",
+    "models": {"big": "theirs/big-2"},
+}
+
+
+def test_what_is_not_of_the_fleet_has_a_backend_of_its_own_and_its_own_names():
+    other = {**BOUGHT, "name": "b", "url": "https://h:8443", "models": {"x": "y"}, "concurrent": 3, "dns": False}
+    assert [(e["host"], e["port"], e["path"], e["most"], e["dns"]) for e in gateway.externals([BOUGHT, other])] == [
+        ("api.example.com", 443, "/v1", 64, True),
+        ("h", 8443, "", 3, False),
+    ]
+    assert gateway.models(PLAN, [BOUGHT]) == {**gateway.models(PLAN), "big": "bought"}
+    assert gateway.aliases([BOUGHT, other]) == {"big": "theirs/big-2", "x": "y"}
+    assert [m["owned_by"] for m in gateway.model_list(PLAN, [BOUGHT])["data"] if m["id"] == "big"] == ["bought"]
+    with pytest.raises(ValueError, match="bought: http://h is no https"):
+        gateway.externals([{**BOUGHT, "url": "http://h"}])
+
+
+def test_what_leaves_the_fleet_is_told():
+    (found,) = gateway.judge({"external": [BOUGHT], "keys": [{"name": "a", "key": KEY, "models": ["big"]}]}, SERVED)
+    assert (found.severity, found.message) == ("info", "big: requests leave the fleet for api.example.com")
+    assert gateway.judge({"external": []}, SERVED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"models": {"chat": "gpt"}}, "the name chat is served by chat in the fleet and by bought outside"),
+        ({"models": {"org/chat": "gpt"}}, "the name org/chat is served by chat in the fleet and by bought outside"),
+        ({"models": {}}, "it has no models"),
+        ({"models": {"a b": "x"}}, "its model a b: x is no name"),
+        ({"models": {"a": 'x"y'}}, 'its model a: x"y is no name'),
+        ({"url": "http://api.example.com/v1"}, "its url is 'http://api.example.com/v1'"),
+        ({"url": "https://api.example.com/v1?x=1"}, "its url is"),
+        ({"url": "https://a b/"}, "its url is"),
+        ({"name": "wide"}, "its name is 'wide', which is taken or no name"),
+        ({"name": "a.b"}, "its name is 'a.b', which is taken or no name"),
+        ({"key": None}, "it has no key, or two"),
+        ({"key_file": "/x"}, "it has no key, or two"),
+        ({"key": "with a blank and long enough"}, "its key is no text that a header can carry"),
+    ],
+)
+def test_an_external_upstream_that_is_wrong_is_refused(change, says):
+    (found,) = gateway.judge({"external": [{**BOUGHT, **change}]}, SERVED)
+    assert says in found.message
+    assert found.severity == "error"
+    assert str(change.get("key") or "no key of this") not in str(found)
+
+
+def test_two_upstreams_share_neither_name_nor_model():
+    found = [f.message for f in gateway.judge({"external": [BOUGHT, BOUGHT]}, SERVED) if f.severity == "error"]
+    assert found == ["its name is 'bought', which is taken or no name", "the name big is that of bought, too"]
+
+
 def test_a_made_key_is_followed_by_another_and_the_former_one_stays(tmp_path):
     from ansible.errors import AnsibleError
     from ansible_collections.gpu_fleet.vllm.plugins.lookup.gateway_keys import with_keys
@@ -216,7 +273,7 @@ def test_the_exporter_listens_where_monitors_ask():
     asked = yaml.safe_load((root / "roles/monitoring/defaults/main.yml").read_text())["monitoring_haproxy_port"]
     listens = yaml.safe_load((root / "roles/gateway/vars/main.yml").read_text())["__gateway_exporter_port"]
     assert known == {"port": asked, "what": "HAProxy's exporter (monitoring_haproxy_port)", "groups": ["gateways"]}
-    assert listens == "{{ monitoring_haproxy_port | default(%d) }}" % asked
+    assert listens == f"{{{{ monitoring_haproxy_port | default({asked}) }}}}"
 
 
 def test_replicas_with_a_part_on_a_host():

@@ -481,7 +481,12 @@ def test_what_the_inventory_says_becomes_hosts(tmp_path):
     assert second.packages == ["python3-apt", "nftables"]
     assert second.lock == str(tmp_path / "own.lock")
     groups["gateways"] = ["gpu-01"]
-    assert fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages == ["python3-apt", "nftables", "haproxy"]
+    assert fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages == [
+        "python3-apt",
+        "nftables",
+        "haproxy",
+        "ca-certificates",
+    ]
     groups["monitors"] = ["gpu-01"]
     assert {"haproxy", "prometheus"} <= set(fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages)
 
