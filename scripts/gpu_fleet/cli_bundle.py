@@ -31,11 +31,8 @@ def bundle(
     """
     from importlib.metadata import version
 
-    import yaml
-
     from gpu_fleet import bundle as maker
-    from gpu_fleet import collect
-    from gpu_fleet.domain import COLLECTION
+    from gpu_fleet import collect, domain
 
     path = into or Path(f"fleet-case-{time.strftime('%Y-%m-%d-%H%M%S')}.tar.gz")
     if path.exists():
@@ -50,8 +47,7 @@ def bundle(
         for line in [*(f.message for f in case.outcome.failures), *case.outcome.why_unreachable.values()]:
             typer.echo(line, err=True)
         raise typer.Exit(2)
-    own = yaml.safe_load((COLLECTION / "galaxy.yml").read_text(encoding="utf-8"))["version"]
-    versions = {"gpu_fleet.vllm": str(own), "ansible-core": version("ansible-core")}
+    versions = {"gpu_fleet.vllm": domain.version(), "ansible-core": version("ansible-core")}
     files = maker.contents(case, collect.examine(case), versions)
     try:
         maker.write(path, files)

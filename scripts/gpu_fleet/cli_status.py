@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-
-ASKS = "gpu_fleet.vllm.metrics"
 
 
 def register(app: typer.Typer) -> None:
@@ -48,10 +43,17 @@ def status(
     if json_ and watch is not None:
         _stop("--watch is for people, --json is one document")
 
-    def ask() -> dict[str, Any]:
-        return from_url(prometheus) if prometheus is not None else from_fleet(inventory, hosts)
-
+    from gpu_fleet import asked_status
     from gpu_fleet.domain import module_util
+
+    def ask() -> dict[str, Any]:
+        try:
+            if prometheus is not None:
+                return asked_status.from_url(prometheus)
+            assert inventory is not None
+            return asked_status.from_fleet(inventory, hosts)
+        except (FileNotFoundError, ValueError) as error:
+            _stop(str(error))
 
     if watch is not None:
         _watch(ask, watch)
@@ -84,70 +86,3 @@ def _watch(ask: Any, every: float) -> NoReturn:
                 live.update(status_view.screen(ask()), refresh=True)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-
-
-def from_url(url: str) -> dict[str, Any]:
-    """Ask a Prometheus that can be reached from here."""
-    from gpu_fleet.domain import module_util
-
-    base = url.rstrip("/")
-    if urllib.parse.urlsplit(base).scheme not in ("http", "https"):
-        _stop(f"{url} is no URL of a Prometheus, such as http://127.0.0.1:9090")
-
-    def get(path: str) -> Any:
-        try:
-            with urllib.request.urlopen(f"{base}{path}", timeout=30) as answer:
-                return json.loads(answer.read())["data"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            _stop(f"{base}: {getattr(error, 'reason', error)}")
-
-    util = module_util("status")
-    results = {
-        name: get(f"/api/v1/query?{urllib.parse.urlencode({'query': text})}")["result"]
-        for name, text in util.queries().items()
-    }
-    return util.from_prometheus(results, get("/api/v1/alerts")["alerts"])
-
-
-def from_fleet(inventory: Path | None, hosts: bool) -> dict[str, Any]:
-    """Ask the monitors; where there is none, or none answers, every host about itself."""
-    from gpu_fleet.domain import data_cached, module_util
-
-    assert inventory is not None
-    util = module_util("status")
-    if not hosts:
-        _, told = _play(inventory, "monitors")
-        for answer in told.values():
-            if answer.get("answers"):
-                return util.from_prometheus(answer["answers"], answer["alerts"])
-    plan, told = _play(inventory, "hosts")
-    pages = {host: answer["pages"] for host, answer in told.items() if "pages" in answer}
-    if plan is None or not told:
-        _stop("no host answered")
-    gpus = {host: util.gpus_of(answer["gpus"]) for host, answer in told.items() if answer.get("gpus")}
-    return util.from_hosts(plan, data_cached("metrics"), pages, gpus)
-
-
-def _play(inventory: Path, source: str) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
-    """The plan, and by host what modules brought."""
-    from gpu_fleet import runs
-
-    told: dict[str, dict[str, Any]] = {}
-
-    def keep(event: dict[str, Any]) -> None:
-        data = event.get("event_data", {})
-        if event["event"] != "runner_on_ok":
-            return
-        action, result = str(data.get("resolved_action") or data.get("task_action")), data.get("res") or {}
-        if action.endswith(".metrics"):
-            told.setdefault(data["host"], {}).update(result)
-        elif action.endswith(".gpu_facts"):
-            told.setdefault(data["host"], {})["gpus"] = result
-
-    try:
-        outcome = runs.run("status", inventory, variables={"status_source": source}, on_event=keep)
-    except FileNotFoundError as error:
-        _stop(str(error))
-    if outcome.refused:
-        _stop("\n".join(failure.message for failure in outcome.failures))
-    return outcome.plan, told

@@ -9,26 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from gpu_fleet import runs
+from gpu_fleet.events import Event
 
 
 @dataclass
 class Case:
     """What was brought, by host: evidence (module evidence), facts (module gpu_facts), and when each was asked and had answered."""
 
-    outcome: runs.Outcome
+    outcome: runs.FleetResult
     evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def collect(
-    inventory: Path, since: str = "", limit: str | None = None, on_event: Callable[[dict[str, Any]], None] | None = None
+    inventory: Path, since: str = "", limit: str | None = None, on_event: Callable[[Event], None] | None = None
 ) -> Case:
     """Raises FileNotFoundError when there is no such inventory."""
-    case = Case(runs.Outcome())
+    case = Case(runs.FleetResult())
     began: dict[str, float] = {}
 
-    def keep(event: dict[str, Any]) -> None:
+    def keep(told: Event) -> None:
+        event = told.raw
         data = event.get("event_data", {})
         action = str(data.get("resolved_action") or data.get("task_action") or "")
         if action.endswith(".evidence"):
@@ -40,7 +42,7 @@ def collect(
         elif action.endswith(".gpu_facts") and event["event"] == "runner_on_ok":
             case.facts[data["host"]] = data["res"]
         if on_event:
-            on_event(event)
+            on_event(told)
 
     case.outcome = runs.run("doctor", inventory, limit=limit, variables={"doctor_since": since}, on_event=keep)
     return case

@@ -1,5 +1,8 @@
 """Finds the collection from the command line's side: its pure modules, its data, its locks.
 
+The package gpu_fleet lies in the collection's folder scripts, in a checkout as in an installed tarball; installed by pip
+on its own, it takes the collection that ansible-galaxy put where Ansible looks.
+
 What a lock or a version is, is written once, in plugins/module_utils, since hosts need it as well.
 """
 
@@ -7,19 +10,66 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-COLLECTION = Path(__file__).resolve().parents[2]
+
+class NoCollection(Exception):
+    """The collection is not where Ansible looks; the message has the remedy."""
+
+
+def _is_collection(folder: Path) -> bool:
+    return (folder / "galaxy.yml").is_file() or (folder / "MANIFEST.json").is_file()
+
+
+def find(own: Path) -> Path:
+    """The collection's folder: `own`, or else the first one on Ansible's search path (COLLECTIONS_PATHS of its documentation)."""
+    if _is_collection(own):
+        return own
+    named = os.environ.get("ANSIBLE_COLLECTIONS_PATH", "").split(os.pathsep)
+    folders = [
+        *filter(None, named),
+        "collections",
+        "~/.ansible/collections",
+        "/usr/share/ansible/collections",
+        *sys.path,
+    ]
+    for folder in folders:
+        found = Path(folder).expanduser() / "ansible_collections" / "gpu_fleet" / "vllm"
+        if _is_collection(found):
+            return found.resolve()
+    raise NoCollection(
+        "the collection gpu_fleet.vllm is not installed where Ansible looks: ansible-galaxy collection install "
+        "gpu_fleet-vllm-VERSION.tar.gz, or name the folder that holds ansible_collections in ANSIBLE_COLLECTIONS_PATH"
+    )
+
+
+COLLECTION = find(Path(__file__).resolve().parents[2])
+# The folder that holds ansible_collections: Ansible finds the collection by its full name from there.
+COLLECTIONS = (
+    COLLECTION.parents[2]
+    if COLLECTION.parts[-3:] == ("ansible_collections", "gpu_fleet", "vllm")
+    else COLLECTION / "collections"
+)
 LOCKS = COLLECTION / "locks"
 
 
+def version() -> str:
+    """The collection's version: from galaxy.yml in a checkout, from MANIFEST.json where it was installed."""
+    manifest = COLLECTION / "MANIFEST.json"
+    if manifest.is_file():
+        return str(json.loads(manifest.read_text(encoding="utf-8"))["collection_info"]["version"])
+    return str(yaml.safe_load((COLLECTION / "galaxy.yml").read_text(encoding="utf-8"))["version"])
+
+
 def module_util(name: str) -> Any:
-    """The module plugins/module_utils/NAME.py, by its full name in the checkout's collections folder."""
-    folder = str(COLLECTION / "collections")
+    """The module plugins/module_utils/NAME.py, by its full name."""
+    folder = str(COLLECTIONS)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(f"ansible_collections.gpu_fleet.vllm.plugins.module_utils.{name}")

@@ -13,6 +13,14 @@ for folder in (REPOSITORY / "scripts", REPOSITORY / "collections"):
         sys.path.insert(0, str(folder))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory):
+    """What runs of the command line leave belongs to the tests, not to the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def fleet_prometheus(tmp_path_factory):
     """The address of a real Prometheus that watches a fleet (metrics_world.py); one for all tests, since rates need time."""

@@ -21,7 +21,7 @@ def app(asked):
 
     def run(playbook, inventory, as_json, **options):
         asked.append((playbook, options["variables"]))
-        return runs.Outcome()
+        return runs.FleetResult()
 
     def finish(outcome, as_json, text):
         typer.echo(text)

@@ -39,7 +39,7 @@ def told(host, **changes):
 
 
 def case(**hosts):
-    made = collect.Case(runs.Outcome(plan=PLAN))
+    made = collect.Case(runs.FleetResult(plan=PLAN))
     for name, changes in hosts.items():
         host = name.replace("_", "-")
         made.evidence[host], made.asked[host] = told(host, **changes), (NOW - 1, NOW + 1)

@@ -524,12 +524,12 @@ def test_check_mode_plans_a_driver_with_the_lists_of_a_folder_that_is_not_sent_y
 
 def test_the_command_line_says_what_the_playbook_found():
     sys.path.insert(0, str(REPOSITORY / "scripts"))
-    from gpu_fleet import runs
+    from gpu_fleet import events, runs
 
-    outcome = runs.Outcome()
+    outcome = runs.FleetResult()
     told = {"summary": ["wheels: 3 files"], "notes": ["a note"], "left_over": ["wheels/x"], "changed": True}
     data = {"host": "gpu-01", "task": "Fetch", "res": told, "resolved_action": "gpu_fleet.vllm.mirror"}
-    runs._read(outcome, {"event": "runner_on_ok", "event_data": data})
+    runs._read(outcome, events.read({"event": "runner_on_ok", "event_data": data}))
     assert outcome.summary == ["wheels: 3 files", "a note", "left over, needed by nothing and not touched: wheels/x"]
     assert outcome.differing == {"gpu-01": ["Fetch"]}
 

@@ -1,0 +1,193 @@
+"""Every verb of the command line as a function; docs/python.md is the guide.
+
+Each runs one playbook in a process and a folder of its own, so that several go side by side, in threads or processes.
+Nothing is printed. Two runs that change the same inventory's fleet: the second is refused at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from gpu_fleet import runs
+from gpu_fleet.events import Event
+from gpu_fleet.runs import Failure, FleetResult, Given
+
+__all__ = [
+    "Event",
+    "Failure",
+    "FleetResult",
+    "Given",
+    "deploy",
+    "doctor",
+    "drain",
+    "mirror",
+    "plan",
+    "play",
+    "rollback",
+    "status",
+    "topology",
+    "upgrade",
+    "validate",
+    "verify",
+]
+
+Inventory = str | os.PathLike[str]
+
+
+class Options(TypedDict, total=False):
+    """What every function takes.
+
+    variables  as `ansible-playbook -e`, but typed; they win over the inventory
+    on_event   called with each Event while the run goes on; what it raises ends the run and is raised
+    cancel     asked once a second; True ends the run as Ctrl-C would, and the result is interrupted
+    given      environment of ansible-playbook (a vault's password file, say) and answers to its questions
+    """
+
+    variables: Mapping[str, Any]
+    on_event: Callable[[Event], None]
+    cancel: Callable[[], bool]
+    given: Given
+
+
+def play(
+    playbook: str, inventory: Inventory, limit: str | None = None, *, check: bool = False, **options: Unpack[Options]
+) -> FleetResult:
+    """Any playbook of the collection by its name, such as `gateway` or `monitoring`.
+
+    Raises FileNotFoundError when there is no such inventory or playbook. What goes wrong on hosts is in the result.
+    """
+    if not (runs.COLLECTION / "playbooks" / f"{playbook}.yml").is_file():
+        raise FileNotFoundError(f"the collection has no playbook {playbook}")
+    return runs.run(playbook, Path(inventory), limit=limit, check=check, **options)
+
+
+def _with(options: Options, **own: Any) -> Options:
+    """The options with variables of a verb's own, which win."""
+    return {**options, "variables": {**options.get("variables", {}), **own}}
+
+
+def validate(inventory: Inventory, **options: Unpack[Options]) -> FleetResult:
+    """Every mistake that can be known without touching a host; `plan` and `summary` of the result when there is none."""
+    return play("validate", inventory, **options)
+
+
+def plan(inventory: Inventory, **options: Unpack[Options]) -> FleetResult:
+    """What every service will be launched with, and why (`plan`); asks the hub for models that come from it."""
+    return play("validate", inventory, **_with(options, validate_ask_hub=True))
+
+
+def deploy(
+    inventory: Inventory, limit: str | None = None, *, check: bool = False, **options: Unpack[Options]
+) -> FleetResult:
+    """From bare hosts to services that answer; a second run changes nothing."""
+    return play("site", inventory, limit, check=check, **options)
+
+
+def verify(inventory: Inventory, limit: str | None = None, **options: Unpack[Options]) -> FleetResult:
+    """Look at everything again, weights hashed; what differs is in `differing`, and makes the status 1."""
+    result = play("verify", inventory, limit, check=True, **options)
+    differ = {host: count for host, count in result.changed.items() if count}
+    if differ and not result.exit_status:
+        result.status = 1
+        shows = f"ansible-playbook playbooks/verify.yml -i {inventory} --check --diff shows how"
+        result.failures = [
+            Failure(host, "verify", f"{'; '.join(result.differing.get(host, [])) or count} differ. {shows}")
+            for host, count in differ.items()
+        ]
+    return result
+
+
+def upgrade(
+    inventory: Inventory, to: str, limit: str | None = None, *, check: bool = False, **options: Unpack[Options]
+) -> FleetResult:
+    """Another release of vLLM, one replica after the other (docs/change.md)."""
+    return play("upgrade", inventory, limit, check=check, **_with(options, vllm_runtime_version=to))
+
+
+def rollback(
+    inventory: Inventory,
+    service: str = "",
+    limit: str | None = None,
+    *,
+    check: bool = False,
+    **options: Unpack[Options],
+) -> FleetResult:
+    """Back to what each replica ran before its last change; one service, or all."""
+    return play("rollback", inventory, limit, check=check, **_with(options, vllm_service_rollback=service))
+
+
+def drain(
+    inventory: Inventory,
+    replicas: Iterable[str] = (),
+    hosts: Iterable[str] = (),
+    *,
+    admit: bool = False,
+    deadline: int | None = None,
+    check: bool = False,
+    **options: Unpack[Options],
+) -> FleetResult:
+    """Give replicas no new request at any gateway, and wait for those in flight; or let them in again (docs/gateway.md).
+
+    deadline is in seconds. Raises ValueError when neither a replica nor a host is named.
+    """
+    replicas, hosts = list(replicas), list(hosts)
+    if not replicas and not hosts:
+        raise ValueError("name replicas, such as chat.0, or hosts")
+    own: dict[str, Any] = {
+        "drain_instances": replicas,
+        "drain_hosts": hosts,
+        "drain_state": "admitted" if admit else "drained",
+    }
+    if deadline:
+        own["gateway_drain_deadline"] = deadline
+    return play("drain", inventory, check=check, **_with(options, **own))
+
+
+def topology(
+    inventory: Inventory,
+    limit: str | None = None,
+    *,
+    learn: bool = False,
+    bandwidth: bool = False,
+    **options: Unpack[Options],
+) -> FleetResult:
+    """GPUs and links of every host and what is wrong with them, in `hosts`: facts, findings, recommendation, measured."""
+    own = {"gpu_topology_fail_on": "never", "gpu_topology_learn": learn, "gpu_topology_bandwidth": bandwidth}
+    return play("topology", inventory, limit, **_with(options, **own))
+
+
+def mirror(
+    inventory: Inventory, into: Inventory | None = None, *, check: bool = False, **options: Unpack[Options]
+) -> FleetResult:
+    """Every package, wheel and model that the fleet needs, into one folder; without one they are listed (docs/airgap.md)."""
+    folder = str(Path(into).expanduser().resolve()) if into else ""
+    return play("mirror", inventory, check=check, **_with(options, mirror_folder=folder))
+
+
+def status(inventory: Inventory, *, hosts: bool = False) -> dict[str, Any]:
+    """Services, replicas, hosts and alerts, as `scripts/fleet status --json` prints them.
+
+    From the monitors; from every host itself where there is none, or with hosts=True. Raises FileNotFoundError without
+    such an inventory, and ValueError with what is wrong when it is refused or nobody answered.
+    """
+    from gpu_fleet import asked_status
+
+    return asked_status.from_fleet(Path(inventory), hosts)
+
+
+def doctor(inventory: Inventory, since: str = "") -> dict[str, Any]:
+    """The first cause over all hosts and what cannot be told, as `scripts/fleet doctor --json` prints it.
+
+    since is how far back, as `journalctl --since` takes it. Raises FileNotFoundError without such an inventory, and
+    ValueError when it is refused or no host answered.
+    """
+    from gpu_fleet import collect
+
+    case = collect.collect(Path(inventory), since)
+    if case.outcome.refused or not case.evidence:
+        said = [*(failure.message for failure in case.outcome.failures), *case.outcome.why_unreachable.values()]
+        raise ValueError("\n".join(said))
+    return collect.examine(case)

@@ -1,0 +1,264 @@
+"""What the verbs of scripts/fleet share: options, examples in their help, a run shown while it goes on, its end told."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from gpu_fleet.runs import FleetResult, Given
+
+Inventory = Annotated[
+    Path, typer.Option("-i", "--inventory", help="Inventory folder or file, such as inventories/prod.")
+]
+Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as ansible-playbook --limit takes them.")]
+Check = Annotated[bool, typer.Option("--check", help="Say what would change, change nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
+
+# What every verb that asks hosts takes besides: name, type, default.
+SHARED: tuple[tuple[str, Any, Any], ...] = (
+    (
+        "extra_vars",
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "-e", "--extra-vars", help="Variables, as ansible-playbook -e takes them; several may follow."
+            ),
+        ],
+        None,
+    ),
+    (
+        "vault_password_file",
+        Annotated[Path | None, typer.Option("--vault-password-file", help="Opens the vaults of the inventory.")],
+        None,
+    ),
+    (
+        "ask_become_pass",
+        Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask for the password of sudo on the hosts.")],
+        False,
+    ),
+    (
+        "ask_pass",
+        Annotated[bool, typer.Option("-k", "--ask-pass", help="Ask for the password to log in with (wants sshpass).")],
+        False,
+    ),
+)
+
+# By verb: what it is for in few words, and examples of its use, each checked against the verb's own options by a test.
+ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
+    "validate": ("Every mistake in an inventory, no host touched", ("scripts/fleet validate -i inventories/prod",)),
+    "plan": (
+        "What every service will be launched with, and why",
+        (
+            "scripts/fleet plan -i inventories/prod",
+            "scripts/fleet plan --from launch.yml --json",
+        ),
+    ),
+    "deploy": (
+        "From bare hosts to services that answer",
+        (
+            "scripts/fleet deploy -i inventories/prod --check",
+            "scripts/fleet deploy -i inventories/prod --limit gpu-01,gpu-02 -K",
+        ),
+    ),
+    "verify": ("Look at everything again and say what differs", ("scripts/fleet verify -i inventories/prod --json",)),
+    "upgrade": (
+        "Another release of vLLM, replica by replica",
+        ("scripts/fleet upgrade -i inventories/prod --to 0.33.0",),
+    ),
+    "rollback": (
+        "Back to what ran before the last change",
+        ("scripts/fleet rollback -i inventories/prod --service chat",),
+    ),
+    "drain": (
+        "Take replicas out of service, and let them in again",
+        (
+            "scripts/fleet drain -i inventories/prod chat.0 --deadline 120",
+            "scripts/fleet drain -i inventories/prod --host gpu-01 --admit",
+        ),
+    ),
+    "mirror": (
+        "All that a fleet needs, in one folder to carry",
+        ("scripts/fleet mirror -i inventories/prod --into /media/carried",),
+    ),
+    "topology": (
+        "GPUs, links and what is wrong with them",
+        (
+            "scripts/fleet topology -i inventories/prod --learn",
+            "nvidia-smi topo -m | scripts/fleet topology --from - --svg host.svg",
+        ),
+    ),
+    "status": (
+        "The fleet on one screen",
+        (
+            "scripts/fleet status -i inventories/prod --watch 10",
+            "scripts/fleet status --prometheus http://127.0.0.1:9090 --json",
+        ),
+    ),
+    "doctor": (
+        "Why it does not start, died, or does not answer",
+        (
+            "scripts/fleet doctor -i inventories/prod --since '1 hour ago'",
+            "journalctl -u 'vllm@*' -k -b -o json | scripts/fleet doctor --from -",
+            "scripts/fleet doctor --endpoint https://models.example/v1 --key-file key",
+        ),
+    ),
+    "bundle": ("One archive for a report of a fault", ("scripts/fleet bundle -i inventories/prod --into case.tar.gz",)),
+    "capacity": (
+        "Replicas and GPUs that a traffic needs",
+        ("scripts/fleet capacity --from docs/examples/capacity.yml --months 12",),
+    ),
+    "completion": ("Completion for bash, zsh or fish", ("scripts/fleet completion bash >> ~/.bash_completion",)),
+}
+
+
+class Verbs(typer.Typer):
+    """Adds to each verb its examples, and to each that asks hosts the options that all of these have."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            verb = name or function.__name__.replace("_", "-")
+            if verb in ABOUT:
+                short, examples = ABOUT[verb]
+                settings.setdefault("short_help", short)
+                settings.setdefault("epilog", "\b\nFor example:\n" + "\n".join(f"  {line}" for line in examples))
+            super(Verbs, self).command(name, **settings)(_shared(function))
+            return function
+
+        return add
+
+
+def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function, eval_str=True)
+    if "inventory" not in signature.parameters:
+        return function
+
+    @functools.wraps(function)
+    def verb(**arguments: Any) -> Any:
+        from gpu_fleet import runs
+
+        shared = {name: arguments.pop(name) for name, _kind, _default in SHARED}
+        runs.GIVEN.set(given(**shared))
+        return function(**arguments)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(name, keyword, default=value, annotation=kind) for name, kind, value in SHARED]
+    own = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
+    verb.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    return verb
+
+
+def given(
+    extra_vars: Sequence[str] | None, vault_password_file: Path | None, ask_become_pass: bool, ask_pass: bool
+) -> Given:
+    """The shared options as runs take them. Passwords are asked for here, once."""
+    from getpass import getpass
+
+    from gpu_fleet.runs import Given
+
+    for named in [Path(word[1:]) for word in extra_vars or [] if word.startswith("@")] + [
+        path for path in (vault_password_file,) if path
+    ]:
+        if not named.expanduser().is_file():
+            refuse(f"{named}: there is no such file")
+    passwords, flags = {}, []
+    if ask_pass:
+        flags.append("--ask-pass")
+        passwords[r"^SSH password:\s*?$"] = getpass("SSH password: ", sys.stderr)
+    if ask_become_pass:
+        flags.append("--ask-become-pass")
+        passwords[r"^BECOME password.*:\s*?$"] = getpass("BECOME password: ", sys.stderr)
+    vault = {"ANSIBLE_VAULT_PASSWORD_FILE": str(vault_password_file.expanduser())} if vault_password_file else {}
+    return Given(tuple(extra_vars or ()), vault, passwords, tuple(flags))
+
+
+def refuse(message: str, as_json: bool = False) -> NoReturn:
+    """Used wrongly, or an input that is not taken: say why, and leave with 2."""
+    if as_json:
+        typer.echo(json.dumps({"exit_status": 2, "failures": [{"host": "", "task": "", "message": message}]}, indent=1))
+    else:
+        typer.echo(message, err=True)
+    raise typer.Exit(2)
+
+
+def call(function: Callable[..., FleetResult], as_json: bool, *arguments: Any, **options: Any) -> FleetResult:
+    """Call a function of gpu_fleet.api, showing what goes on; Ctrl-C ends it in an order that the next run repairs."""
+    from gpu_fleet import progress
+
+    with nullcontext() if as_json else progress.shown() as board, _stoppable() as cancel:
+        if board is not None:
+            options["on_event"] = board.take
+        try:
+            return function(*arguments, cancel=cancel, **options)
+        except FileNotFoundError as error:
+            refuse(f"{error}. An example to copy is inventories/prod of the collection", as_json)
+
+
+def run(playbook: str, inventory: Path, as_json: bool, **options: Any) -> FleetResult:
+    """Call with a playbook by its name."""
+    from gpu_fleet import api
+
+    return call(api.play, as_json, playbook, inventory, **options)
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """What a run asks whether it is to end. A second Ctrl-C ends it at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        os.write(2, b"\ninterrupted: ending what runs; once more to end it at once\n")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    except KeyboardInterrupt:
+        typer.echo("ended at once; run it again to go on", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def finish(outcome: FleetResult, as_json: bool, text: str) -> NoReturn:
+    """Print the outcome and leave with its status."""
+    if as_json:
+        typer.echo(json.dumps(outcome.as_dict(), indent=1))
+    else:
+        complain(outcome)
+        if not outcome.exit_status and text:
+            typer.echo(text)
+    raise typer.Exit(outcome.exit_status)
+
+
+def complain(outcome: FleetResult) -> None:
+    """Every failure and every host that was not reached, each with what to do; where the whole log is."""
+    for failure in outcome.failures:
+        where = f"{failure.host}: {failure.task}: " if failure.host and not outcome.refused else ""
+        typer.echo(f"{where}{failure.message}", err=True)
+    for host in outcome.unreachable:
+        typer.echo(
+            f"{host}: not reached; nothing was changed there. {outcome.why_unreachable.get(host, '')}".rstrip(),
+            err=True,
+        )
+    if outcome.interrupted:
+        typer.echo(
+            "interrupted. What a task had begun on a host may still end there; run it again, which goes on and repairs",
+            err=True,
+        )
+    if outcome.exit_status and outcome.folder and not outcome.refused:
+        typer.echo(f"the whole log: {outcome.folder}/artifacts/run/stdout", err=True)

@@ -1,0 +1,253 @@
+"""The fleet from Python: types, one run beside another, ending a run, and what a run leaves."""
+
+import inspect
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import typing
+from importlib import metadata
+from pathlib import Path
+
+import gpu_fleet
+import pytest
+import yaml
+from conftest import REPOSITORY
+from gpu_fleet import api, kept, runs
+
+
+@pytest.fixture
+def prod(tmp_path):
+    shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
+    return tmp_path / "prod"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What is asked of ansible-runner, without running it."""
+    told = []
+
+    def run(playbook, inventory, **options):
+        told.append((playbook, str(inventory), options))
+        return runs.FleetResult()
+
+    monkeypatch.setattr(runs, "run", run)
+    return told
+
+
+@pytest.mark.parametrize("name", gpu_fleet.__all__)
+def test_everything_offered_is_there_and_typed(name):
+    offered = getattr(gpu_fleet, name)
+    if inspect.isfunction(offered):
+        hints = typing.get_type_hints(offered)
+        assert hints.pop("return") in (runs.FleetResult, dict[str, typing.Any])
+        assert set(hints) == set(inspect.signature(offered).parameters)
+    assert offered.__doc__
+    assert (Path(gpu_fleet.__file__).parent / "py.typed").exists()
+
+
+def test_what_is_not_offered_is_no_attribute():
+    with pytest.raises(AttributeError, match="teleport"):
+        _ = gpu_fleet.teleport
+
+
+@pytest.mark.parametrize(
+    ("call", "playbook", "variables", "more"),
+    [
+        (lambda: api.validate("inv"), "validate", {}, {}),
+        (lambda: api.plan("inv"), "validate", {"validate_ask_hub": True}, {}),
+        (lambda: api.deploy("inv", "gpu-01", check=True), "site", {}, {"limit": "gpu-01", "check": True}),
+        (lambda: api.verify("inv"), "verify", {}, {"check": True}),
+        (lambda: api.upgrade("inv", "0.33.0"), "upgrade", {"vllm_runtime_version": "0.33.0"}, {}),
+        (lambda: api.rollback("inv", "chat"), "rollback", {"vllm_service_rollback": "chat"}, {}),
+        (
+            lambda: api.drain("inv", ["chat.0"], deadline=5, admit=True),
+            "drain",
+            {"drain_instances": ["chat.0"], "drain_hosts": [], "drain_state": "admitted", "gateway_drain_deadline": 5},
+            {},
+        ),
+        (
+            lambda: api.topology("inv", learn=True),
+            "topology",
+            {"gpu_topology_fail_on": "never", "gpu_topology_learn": True, "gpu_topology_bandwidth": False},
+            {},
+        ),
+        (lambda: api.mirror("inv", "/media/x"), "mirror", {"mirror_folder": "/media/x"}, {}),
+        (lambda: api.deploy("inv", variables={"a": 1}), "site", {"a": 1}, {}),
+        (
+            lambda: api.upgrade("inv", "1", variables={"vllm_runtime_version": "2"}),
+            "upgrade",
+            {"vllm_runtime_version": "1"},
+            {},
+        ),
+    ],
+)
+def test_each_function_plays_a_playbook_with_its_variables(asked, call, playbook, variables, more):
+    assert call().ok
+    ((name, inventory, options),) = asked
+    assert (name, inventory, dict(options.get("variables", {}))) == (playbook, "inv", variables)
+    assert {key: options[key] for key in more} == more
+
+
+def test_what_is_not_named_is_no_drain():
+    with pytest.raises(ValueError, match=r"chat\.0"):
+        api.drain("inv")
+
+
+def test_what_differs_makes_verify_a_failure(monkeypatch):
+    found = runs.FleetResult(changed={"gpu-01": 1, "gpu-02": 0}, differing={"gpu-01": ["Write the unit"]})
+    monkeypatch.setattr(runs, "run", lambda *_, **__: found)
+    result = api.verify("inv")
+    assert result.exit_status == 1
+    assert [failure.host for failure in result.failures] == ["gpu-01"]
+    assert result.failures[0].message.startswith("Write the unit differ. ansible-playbook playbooks/verify.yml")
+
+
+def test_no_such_inventory_or_playbook(prod):
+    with pytest.raises(FileNotFoundError, match="/nowhere"):
+        api.deploy("/nowhere")
+    with pytest.raises(FileNotFoundError, match="teleport"):
+        api.play("teleport", prod)
+
+
+def test_the_example_plans_two_fleets_at_once(prod, tmp_path):
+    """docs/examples/fleets.py, as a user runs it: one inventory is right, one is not, and neither sees the other."""
+    wrong = tmp_path / "wrong"
+    shutil.copytree(prod, wrong)
+    variables = yaml.safe_load((wrong / "group_vars/gpu_hosts.yml").read_text())
+    variables["vllm_services"][0]["args"]["swap-space"] = 4
+    (wrong / "group_vars/gpu_hosts.yml").write_text(yaml.safe_dump(variables))
+    # Relative, as a user names them: they are looked up where the program runs.
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "docs/examples/fleets.py", "prod", "wrong"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts"), "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "prod: exit status 0, services chat, big, logs in" in done.stdout
+    assert "wrong: exit status 2, services none" in done.stdout
+    assert "swap-space is gone since vLLM" in done.stdout
+    folders = sorted((tmp_path / "state/gpu_fleet/runs").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "result.json").stat().st_mode) == 0o600
+        assert (folder / "artifacts/run/stdout").stat().st_size
+        assert list((folder / "artifacts/run/job_events").glob("*.json"))
+        # Variables, passwords and the environment are nobody's business afterwards.
+        assert not (folder / "env").exists()
+        assert not (folder / "artifacts/run/command").exists()
+
+
+def test_what_a_callback_raises_ends_the_run_and_is_raised(prod):
+    seen = []
+
+    def refuse(event):
+        seen.append(event)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        api.validate(prod, on_event=refuse)
+    assert len(seen) == 1
+
+
+def test_ctrl_c_ends_a_run_with_130(tmp_path):
+    """A host that takes connections and says nothing: ssh would wait for a minute."""
+    with socket.socket() as silent:
+        for port in range(20000, 20100):  # below the range of ports that validate keeps for NCCL
+            try:
+                silent.bind(("127.0.0.1", port))
+                break
+            except OSError:
+                continue
+        silent.listen()
+        silent.settimeout(60)
+        host = {
+            "ansible_host": "127.0.0.1",
+            "ansible_port": silent.getsockname()[1],
+            "fleet_gpus": 1,
+            "ansible_timeout": 60,
+        }
+        service = {"vllm_services": [{"name": "chat", "model": "/srv/m"}], "vllm_service_api_keys": {"chat": "0" * 40}}
+        inventory = {"all": {"children": {"gpu_hosts": {"hosts": {"gpu-01": host}, "vars": service}}}}
+        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        fleet = subprocess.Popen(
+            [sys.executable, "-m", "gpu_fleet.cli", "topology", "-i", "hosts.yml"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "scripts")},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = silent.accept()
+        with connection:
+            fleet.send_signal(signal.SIGINT)
+            _, said = fleet.communicate(timeout=30)
+    assert fleet.returncode == 130
+    assert "run it again, which goes on and repairs" in said
+    assert "Traceback" not in said
+
+
+def test_two_runs_do_not_change_a_fleet_at_once(prod):
+    with kept.changing(prod, "site"):
+        result = api.deploy(prod)
+        assert result.exit_status == 2
+        assert "is being changed by another run (site, process" in result.failures[0].message
+    # The lock is free again, and another fleet's was never taken.
+    with kept.changing(prod, "site"), kept.changing(prod.parent, "site"):
+        pass
+
+
+def test_a_state_folder_that_cannot_be_written_is_said(prod, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    for result in (api.validate(prod), api.deploy(prod)):
+        assert result.exit_status == 2
+        assert "XDG_STATE_HOME" in result.failures[0].message
+
+
+def test_an_old_ansible_is_refused(prod, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "2.17.9")
+    (failure,) = api.validate(prod).failures
+    assert failure.message.startswith("ansible-core 2.17.9 is too old, 2.18 or newer is needed")
+    wanted = yaml.safe_load((REPOSITORY / "meta/runtime.yml").read_text())["requires_ansible"]
+    assert wanted == f">={'.'.join(map(str, runs.OLDEST_ANSIBLE))}.0"
+
+
+def test_a_missing_ansible_playbook_is_said(prod, monkeypatch):
+    monkeypatch.setattr(runs, "_environment", lambda: {"PATH": "/nowhere"})
+    assert "there is no ansible-playbook" in api.validate(prod).failures[0].message
+
+
+def test_old_runs_go_and_those_that_go_on_stay(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    running = kept.new("site")
+    made = []
+    for number in range(kept.KEEP + 5):
+        folder = tmp_path / f"gpu_fleet/runs/2020-01-01T00.00.{number:02}-plan-x"
+        folder.mkdir()
+        (folder / "result.json").write_text("{}")
+        made.append(folder)
+    kept.new("plan")
+    assert [folder for folder in made if folder.exists()] == made[5:]
+    assert running.exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        (runs.FleetResult(), 0),
+        (runs.FleetResult(status=2), 1),
+        (runs.FleetResult(status=4, unreachable=["gpu-01"]), 1),
+        (runs.FleetResult(status=1, refused=True), 2),
+        (runs.FleetResult(status=1, interrupted=True), 130),
+    ],
+)
+def test_exit_statuses_are_those_of_the_documentation(result, status):
+    assert result.exit_status == status
+    assert result.ok == (status == 0)
+    assert result.as_dict()["exit_status"] == status

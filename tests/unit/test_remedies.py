@@ -1,0 +1,94 @@
+"""Failed tasks become messages that say what to do: no traceback, no JSON.
+
+fixtures/runs/failures.jsonl are events that ansible-runner 2.4.3 with ansible-core 2.18.19 made of hosts that fail in each way.
+"""
+
+import json
+
+import pytest
+from conftest import REPOSITORY
+from gpu_fleet import events, remedies
+
+RECORDED = [
+    json.loads(line)
+    for line in (REPOSITORY / "tests/unit/fixtures/runs/failures.jsonl").read_text(encoding="utf-8").splitlines()
+]
+# What each says, whole; or how it begins and what it ends with.
+SAYS = {
+    "refused": ("Failed to connect to the host via ssh", "are ansible_host and ansible_port right?"),
+    "unknown-name": ("Failed to connect to the host via ssh", "write the address into ansible_host, or correct it"),
+    "read-only-home": (
+        "Failed to create temporary directory: exit status 1. The user who logs in cannot write in their home",
+        "set ansible_remote_tmp to a folder that can be written",
+    ),
+    "old-python": ("exit status 1: ", "install 3.9 or newer, or name it in ansible_python_interpreter"),
+    "no-python": (
+        "exit status 127: ",
+        "install python3 (3.9 or newer) there, or name it in ansible_python_interpreter",
+    ),
+    "no-sudo": ("exit status 127: ", "Install sudo on the host, or log in as root"),
+    "exit-status": ("exit status 3: because",),
+    "loop": ("4: exit status 4: non-zero return code",),
+    "hidden": ("it failed, and what it says is hidden since it holds secrets (no_log)",),
+    "undefined": ("The task includes an option with an undefined variable.. 'nothing' is undefined",),
+    "message": ("Destination directory /proc/nope does not exist",),
+    "crash": ("exit status 1: KeyError: 'gpus'",),
+}
+
+
+@pytest.mark.parametrize("raw", RECORDED, ids=lambda raw: raw["case"])
+def test_a_recorded_failure_is_told_with_what_to_do(raw):
+    event = events.read(raw)
+    assert event.kind == ("unreachable" if raw["event"] == "runner_on_unreachable" else "failed")
+    assert event.message.startswith(SAYS[raw["case"]][0])
+    assert event.message.endswith(SAYS[raw["case"]][-1])
+    assert "Traceback" not in event.message
+    assert "{" not in event.message
+    assert len(event.message.splitlines()) <= 2
+
+
+def test_every_recorded_failure_is_looked_at():
+    assert {raw["case"] for raw in RECORDED} == set(SAYS)
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        # ansible-core 2.18, plugins/connection/ssh.py, and OpenSSH's own words
+        ("Invalid/incorrect password: Permission denied, please try again.", "--ask-pass"),
+        (
+            "Failed to connect to the host via ssh: root@192.0.2.1: Permission denied (publickey,password).",
+            "ansible_user",
+        ),
+        ("Failed to connect to the host via ssh: Host key verification failed.", "say yes"),
+        ("Failed to connect to the host via ssh: ssh: connect to host x port 22: Connection timed out", "is down"),
+        (
+            "to use the 'ssh' connection type with passwords or pkcs11_provider, you must install the sshpass program",
+            "sshpass",
+        ),
+        # plugins/become/sudo.py
+        ("Missing sudo password", "--ask-become-pass"),
+        ("Incorrect sudo password", "is wrong"),
+        ("exit status 1: deploy is not in the sudoers file.", "the right to sudo"),
+        ("Timeout (12s) waiting for privilege escalation prompt: ", "--ask-become-pass"),
+        # parsing/vault, executor, cli
+        ("Attempting to decrypt but no vault secrets found", "--vault-password-file"),
+        ("ERROR! Specified inventory, host pattern and/or --limit leaves us with no hosts to target.", "--graph"),
+        (
+            "couldn't resolve module/action 'ansible.posix.sysctl'. This often indicates a misspelling",
+            "requirements.yml",
+        ),
+    ],
+)
+def test_words_of_ssh_sudo_and_ansible_have_a_remedy(said, helps):
+    assert helps in remedies.explained(said)
+
+
+def test_a_message_of_a_role_is_left_as_it_is():
+    said = "chat.0 did not answer: Connection refused on 198.51.100.11:8000. Look at journalctl -u vllm@chat.0"
+    assert remedies.explained(said) == said
+
+
+def test_what_says_nothing_is_still_a_message():
+    assert remedies.message({}) == "it failed and said nothing"
+    assert remedies.message({"msg": "non-zero return code", "rc": 4}) == "exit status 4: non-zero return code"
