@@ -229,7 +229,8 @@ def prove_driver(facts, settings):
     facts = _gpu(facts, settings["surroundings"])
     found = driver_proof.findings(facts, settings["cuda"], settings["plan"], data.load("driver"), settings["host"])
     if settings["plan"]["source"] != "preinstalled":
-        found += driver_proof.nouveau(settings["surroundings"]["kernels"], settings["host"])
+        found += driver_proof.fabric(facts, settings["host"])
+        found += driver_proof.nouveau(settings["surroundings"]["kernels"], settings["host"], bool(facts.get("nouveau")))
         found += driver_proof.options(settings["plan"], settings["surroundings"].get("params") or {}, settings["host"])
     return [str(finding) for finding in found]
 

@@ -59,8 +59,31 @@ def options(plan: Mapping[str, Any], params: Mapping[str, str], host: str = "") 
     ]
 
 
-def nouveau(kernels: Mapping[str, Any], host: str = "") -> List[Finding]:
-    """Kernels that would load nouveau at their next boot. kernels: as module driver_facts returns them."""
+def fabric(facts: Mapping[str, Any], host: str = "") -> List[Finding]:
+    """GPUs whose NVLink fabric is not set up; on NVLink 5 cuInit may return 0 all the same, and peers do not reach each other."""
+    states = {
+        str(gpu.get("index")): (told.get("state"), told.get("status"))
+        for gpu in facts.get("gpus") or []
+        for told in [gpu.get("fabric") or {}]
+        if told.get("state") not in (None, "Completed", "Not Supported")
+        or (told.get("state") == "Completed" and told.get("status") not in (None, "Success"))
+    }
+    if not states:
+        return []
+    state, status = next(iter(states.values()))
+    message = (
+        f"the NVLink fabric of GPU {', '.join(states)} has state {state} and status {status or 'not told'}, in the place of "
+        "Completed and Success"
+    )
+    fix = "Read `journalctl -u nvidia-fabricmanager`, on NVLink 5 its subnet manager's log too (/var/log/nvlsm.log)"
+    return [Finding("fabric-not-ready", host, message, fix)]
+
+
+def nouveau(kernels: Mapping[str, Any], host: str = "", loaded: bool = False) -> List[Finding]:
+    """Whether nouveau is loaded, and kernels that would load it at their next boot. kernels: as module driver_facts returns them."""
+    if loaded:
+        fix = "Look which file of /etc/modprobe.d or /etc/modules-load.d loads it, and reboot"
+        return [Finding("nouveau-loaded", host, "nouveau is still loaded and holds the cards", fix)]
     stale = [
         release
         for release, entry in sorted(kernels.items())

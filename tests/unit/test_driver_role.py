@@ -601,6 +601,25 @@ def test_failure_12_an_initramfs_that_brings_nouveau_back_is_named(library, monk
     assert len(told("nvidia")) == 1
     assert "initramfs of kernel 6.1.0-57, and" in told("nvidia")[0]
     assert told("preinstalled") == []
+    facts = {**facts, "nouveau": True}
+    assert "nouveau is still loaded" in told("nvidia")[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("In Progress", None), ("Completed", "Initialization Failed"), ("Not Started", None)]
+)
+def test_failure_4_a_fabric_that_is_not_set_up_is_no_proof_though_cuinit_is_right(library, monkeypatch, state, status):
+    monkeypatch.setenv("CUINIT", "0")
+    facts = hosts.facts("h200x2")
+    settings = {"cuda": cuda.init(library), "surroundings": surroundings(), "host": "gpu-01"}
+    settings["plan"] = {"version": "580.159.04", "source": "nvidia"}
+    for right in (("Completed", "Success"), ("Not Supported", None), (None, None)):
+        facts["gpus"][1]["fabric"] = {"state": right[0], "status": right[1], "health": None}
+        assert driver.prove_driver(facts, settings) == []
+    facts["gpus"][1]["fabric"] = {"state": state, "status": status, "health": None}
+    told = driver.prove_driver(facts, settings)
+    assert len(told) == 1
+    assert f"the NVLink fabric of GPU 1 has state {state} and status {status or 'not told'}" in told[0]
 
 
 def test_failure_1_debians_module_of_another_name_is_known_by_dkms():
