@@ -267,3 +267,25 @@ def test_failure_15_the_container_toolkit_has_one_version_or_none(plain):
     assert versions(plain, *four) == {version}
     assert set(four) <= set(plain.check_output("apt-mark showhold").split())
     assert (play(PLAIN, gpu_driver_toolkit=version).changed) == 0
+
+
+def test_dcgm_of_the_drivers_cuda_runs_with_the_exporter_of_its_pair(plain):
+    """Stand-ins both: how they are chosen, installed, held, started and asked is real."""
+    pair = {"gpu_driver_dcgm": "4.4.1", "gpu_driver_dcgm_exporter": "4.5.2"}
+    refused(PLAIN, "exporter 4.5.2 goes with DCGM 4.4.1", **{**pair, "gpu_driver_dcgm": "4.5.2"})
+    run = play(PLAIN, **pair)
+    assert run.status == 0
+    parts = ("datacenter-gpu-manager-4-core", "datacenter-gpu-manager-4-cuda13")
+    assert versions(plain, *parts) == {packages.DCGM[0]}
+    assert "datacenter-gpu-manager-4-cuda12" not in installed(plain)
+    assert {*parts, "datacenter-gpu-manager-exporter"} <= set(plain.check_output("apt-mark showhold").split())
+    for unit in ("nvidia-dcgm", "nvidia-dcgm-exporter"):
+        assert plain.service(unit).is_running
+        assert plain.service(unit).is_enabled
+    # On the address that is asked for, and of the host's engine, not of one of its own.
+    address = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+    assert "stand_in 1" in plain.check_output(f'python3 -c "{address}"')
+    told = plain.check_output("systemctl show nvidia-dcgm-exporter -p Environment")
+    assert "DCGM_REMOTE_HOSTENGINE_INFO=127.0.0.1:5555" in told
+    again = play(PLAIN, **pair)
+    assert (again.status, again.changed) == (0, 0)
