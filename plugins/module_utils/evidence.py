@@ -26,6 +26,7 @@ Run = Callable[[Sequence[str], float], Tuple[int, str, str]]
 MOST_LINES = 20000  # of a journal, the newest
 MOST_BYTES = 64 << 20
 PATIENCE = 60.0
+FLEET_TABLE = "inet gpu_fleet"
 UNITS = ("vllm@*", "ray@*", "nvidia-fabricmanager*")
 PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,InvocationID,UnitFileState,ActiveEnterTimestamp"
 FOLDERS = ("/", "/var/lib/vllm", "/var/cache/vllm", "/opt/vllm", "/tmp", "/dev/shm")
@@ -36,6 +37,7 @@ FRESH = 600.0  # seconds: an agent's state that is older than that says nothing
 # environment; NCCL's may be in its own file, too.
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 NCCL_CONF = "/etc/nccl.conf"
+MOST_DROPS = 20  # rules of others that are named
 
 
 # --- on the host --------------------------------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def gather(
         "models": _models(models),
         "interfaces": _interfaces(root),
         "firewall": said("nft", "list", "table", "inet", "gpu_fleet"),
+        "drops": drops(said("nft", "--stateless", "list", "ruleset"))[:MOST_DROPS],
         "addresses": said("ip", "-brief", "address"),
         "topology": said("nvidia-smi", "topo", "-m"),
         "gpus": said("nvidia-smi"),
@@ -143,6 +146,23 @@ def _ends(paths: Sequence[str]) -> Dict[str, Optional[float]]:
                 found[path] = host_metrics.expires(text.read())
         except (OSError, ValueError):
             found[path] = None
+    return found
+
+
+def drops(ruleset: str) -> List[str]:
+    """Rules of tables other than the fleet's own that drop or reject packets, and chains that do so with all: `inet filter input: ...`.
+
+    As nft(8) lists them: a table a block, a chain a block in it, a rule a line. Rules of iptables are among them where they are nft's.
+    """
+    found: List[str] = []
+    table = chain = ""
+    for raw in ruleset.splitlines():
+        line = raw.strip()
+        words = line.split()
+        if line.endswith("{") and words[0] in ("table", "chain"):
+            table, chain = (" ".join(words[1:-1]), "") if words[0] == "table" else (table, words[1])
+        elif chain and table != FLEET_TABLE and re.search(r"\b(?:drop|reject)\b", line.partition(" comment ")[0]):
+            found.append(f"{table} {chain}: {line}")
     return found
 
 
@@ -326,30 +346,45 @@ def _wrong_interface(host: str, told: Mapping[str, Any], plan: Mapping[str, Any]
 
 
 def _cut_off(hosts: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """Ranks whose agents run and answer on their own host, and which another rank's agent does not reach."""
+    """Ranks whose agents run and answer on their own host, and which another rank's agent does not reach.
+
+    Where it is so in both directions, it is one finding. Whose firewall it is, a rule of others that drops packets tells; else it is told
+    of the rank that is not reached, and of two of the later one.
+    """
     states: Dict[Tuple[str, int], str] = {}
     for host, told in hosts.items():
         for instance, state in told["agents"].items():
             if state:
                 states[instance, int(state["rank"])] = host
+    cut: Dict[Tuple[str, int, int], str] = {}
+    for (instance, own), host in states.items():
+        for rank, seconds in hosts[host]["agents"][instance].get("peers", {}).items():
+            if (instance, int(rank)) in states and (seconds is None or seconds >= 6):
+                cut[instance, own, int(rank)] = "never" if seconds is None else f"not for {seconds:.0f} s"
     found = []
-    for host, told in hosts.items():
-        for instance, state in told["agents"].items():
-            for rank, seconds in (state or {}).get("peers", {}).items():
-                other = states.get((instance, int(rank)))
-                if other is None or (seconds is not None and seconds < 6):
-                    continue
-                since = "never" if seconds is None else f"not for {seconds:.0f} s"
-                found.append(
-                    _finding(
-                        "firewall_blocks_port",
-                        other,
-                        f"{instance}: the agent of rank {rank} answers on {other} itself; that on {host} reached it {since}",
-                        f"Packets from {host} to {other} are dropped on the way or by the firewall of {other}: the ranks cannot meet.",
-                        f"On {other}: `nft list ruleset` and look for who drops packets from {host}; playbooks/site.yml puts the "
-                        "fleet's own table right.",
-                    )
-                )
+    for (instance, own, rank), since in sorted(cut.items()):
+        both = (instance, rank, own) in cut
+        if both and rank < own:
+            continue
+        host, other = states[instance, own], states[instance, rank]
+        said = [f"{instance}: the agent of rank {rank} answers on {other} itself; that on {host} reached it {since}"]
+        if both:
+            back = cut[instance, rank, own]
+            said.append(
+                f"{instance}: the agent of rank {own} answers on {host} itself; that on {other} reached it {back}"
+            )
+        blamed = next((name for name in (other, host) if hosts[name]["drops"]), other)
+        said += [f"{blamed} has {rule}" for rule in hosts[blamed]["drops"]]
+        way = f"between {host} and {other}" if both else f"from {host} to {other}"
+        found.append(
+            _finding(
+                "firewall_blocks_port",
+                blamed,
+                "\n".join(said),
+                f"Packets {way} are dropped on the way or by the firewall of {blamed}: the ranks cannot meet.",
+                f"On {blamed}: `nft list ruleset` and look for who drops packets {way}; playbooks/site.yml puts the fleet's own table right.",
+            )
+        )
     return found
 
 

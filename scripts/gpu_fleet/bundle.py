@@ -22,6 +22,7 @@ ABOUT = {
     "certificates.json": "ends of certificates",
     "models.json": "models whose files are missing or cut off",
     "interfaces.json": "interfaces that ranks are told to meet over",
+    "drops.json": "rules of others that drop packets",
     "firewall.txt": "the fleet's nftables table",
     "addresses.txt": "interfaces",
     "topology.txt": "nvidia-smi topo -m",
@@ -52,7 +53,7 @@ def contents(
         folder = redactor.text(host)
         for name in ("journal", "kernel"):
             files[f"{folder}/{name}.json"] = evidence.unpacked(told[name])
-        for name in ("units", "plans", "agents", "disks", "certificates", "models", "interfaces"):
+        for name in ("units", "plans", "agents", "disks", "certificates", "models", "interfaces", "drops"):
             files[f"{folder}/{name}.json"] = _json(told[name])
         for name in ("firewall", "addresses", "topology", "gpus"):
             files[f"{folder}/{name}.txt"] = told[name]

@@ -33,6 +33,7 @@ def told(host, **changes):
         "certificates": {},
         "models": {},
         "interfaces": {},
+        "drops": [],
         "addresses": "",
         **changes,
     }
@@ -113,6 +114,40 @@ def test_a_rank_that_is_firewalled_off():
     (found,) = collect.examine(made)["findings"]
     assert (found["cause_id"], found["host"]) == ("firewall_blocks_port", "gpu-02")
     assert "not for 40 s" in found["evidence"]
+
+
+def test_ranks_that_are_cut_off_from_each_other_are_one_finding_of_whoever_drops():
+    one, other = state(0, {"1": 40.0}), state(1, {"0": None})
+    (found,) = collect.examine(case(gpu_02=other, gpu_01=one))["findings"]
+    assert found["host"] == "gpu-02" and "not for 40 s" in found["evidence"] and "reached it never" in found["evidence"]
+    made = case(gpu_02=other, gpu_01={**one, "drops": ["inet other in: ip saddr 10.0.0.2 drop"]})
+    (found,) = collect.examine(made)["findings"]
+    assert found["host"] == "gpu-01" and "gpu-01 has inet other in: ip saddr 10.0.0.2 drop" in found["evidence"]
+
+
+def test_rules_of_others_that_drop():
+    ruleset = """
+table inet gpu_fleet {
+	chain input {
+		type filter hook input priority filter; policy accept;
+		tcp dport 8003 drop
+	}
+}
+table ip filter {
+	set drop {
+		type ipv4_addr
+	}
+	chain INPUT {
+		type filter hook input priority filter; policy drop;
+		iifname "lo" accept comment "never drop"
+		ip saddr 10.0.0.2 reject with icmp port-unreachable
+	}
+}
+"""
+    assert evidence.drops(ruleset) == [
+        "ip filter INPUT: type filter hook input priority filter; policy drop;",
+        "ip filter INPUT: ip saddr 10.0.0.2 reject with icmp port-unreachable",
+    ]
 
 
 def test_a_rank_whose_agent_does_not_run_is_not_firewalled_off():
