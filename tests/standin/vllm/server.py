@@ -7,7 +7,7 @@ real one was measured to: /health stays good, completions never come back. SIGUS
 completions hang while the counters move, as under load. An answer ends after a token, unless ignore_eos is asked for: then it
 takes as many seconds as it has tokens beyond one; as a stream, a token a second. STANDIN_SAYS is what it answers, STANDIN_SLOW
 the seconds before it.
-A file /var/lib/standin/broken lets every start fail; what is in /var/lib/standin/metrics is said on /metrics, too.
+A file /var/lib/standin/broken lets every start fail (starts.py has others); what is in /var/lib/standin/metrics is said on /metrics, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import socket
 import sys
 import threading
 import time
+
+from vllm import starts
 
 HUNG, BUSY = threading.Event(), threading.Event()
 BROKEN, METRICS = "/var/lib/standin/broken", "/var/lib/standin/metrics"
@@ -164,6 +166,7 @@ def run(arguments):
     signal.signal(signal.SIGUSR2, lambda *_: BUSY.clear() if BUSY.is_set() else BUSY.set())
     if os.path.exists(BROKEN):
         raise ValueError("broken by hand")
+    starts.look(arguments)
     fails = os.environ.get("STANDIN_FAIL_RANK") == str(arguments.node_rank)
     if fails and "STANDIN_FAIL_EARLY" in os.environ:
         fail()
