@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+# How it is told that nobody answered, or that there is no such inventory.
+UNANSWERED = (FileNotFoundError, ValueError)
 
 
 def register(app: typer.Typer) -> None:
@@ -47,17 +52,17 @@ def status(
     from gpu_fleet.domain import module_util
 
     def ask() -> dict[str, Any]:
-        try:
-            if prometheus is not None:
-                return asked_status.from_url(prometheus)
-            assert inventory is not None
-            return asked_status.from_fleet(inventory, hosts)
-        except (FileNotFoundError, ValueError) as error:
-            _stop(str(error))
+        if prometheus is not None:
+            return asked_status.from_url(prometheus)
+        assert inventory is not None
+        return asked_status.from_fleet(inventory, hosts)
 
+    try:
+        told = ask()
+    except UNANSWERED as error:
+        _stop(str(error))
     if watch is not None:
-        _watch(ask, watch)
-    told = ask()
+        _watch(ask, told, watch)
     if json_:
         typer.echo(json.dumps(told, indent=1))
     else:
@@ -74,15 +79,31 @@ def _stop(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _watch(ask: Any, every: float) -> NoReturn:
+def _watch(ask: Callable[[], dict[str, Any]], told: dict[str, Any], every: float) -> NoReturn:
+    """One screen in the place of the other; into a file, one below the other."""
+    from rich.console import Console
     from rich.live import Live
 
+    console, screens = Console(highlight=False), _screens(ask, told, every)
+    with contextlib.suppress(KeyboardInterrupt):
+        if console.is_terminal:
+            with Live(next(screens), console=console, screen=True, auto_refresh=False) as live:
+                for screen in screens:
+                    live.update(screen, refresh=True)
+        for screen in screens:
+            console.print(screen)
+    raise typer.Exit(0)
+
+
+def _screens(ask: Callable[[], dict[str, Any]], told: dict[str, Any], every: float) -> Iterator[Any]:
+    """Who gives no answer once may do so the next time."""
     from gpu_fleet import status_view
 
-    try:
-        with Live(status_view.screen(ask()), screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
-                live.update(status_view.screen(ask()), refresh=True)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None
+    failure = ""
+    while True:
+        yield status_view.screen(told, failure)
+        time.sleep(every)
+        try:
+            told, failure = ask(), ""
+        except UNANSWERED as error:
+            failure = str(error)

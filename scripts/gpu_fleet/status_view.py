@@ -31,7 +31,8 @@ def gib(value: float | None) -> str:
     return "-" if value is None else f"{value / (1 << 30):.0f}"
 
 
-def screen(status: dict[str, Any]) -> Group:
+def screen(status: dict[str, Any], failure: str = "") -> Group:
+    """failure: why the last question got no answer; then the state is of the one before."""
     services = _table("service", "replicas", "tok/s", "prompt tok/s", "run", "wait", "KV", "TTFT p95", "ITL p95")
     for row in status["services"]:
         right, wanted = row["right"] or 0.0, row["wanted"] or 0.0
@@ -74,9 +75,10 @@ def screen(status: dict[str, Any]) -> Group:
     if not alerts:
         told = "no alert" if status["source"] == "prometheus" else "alerts are Prometheus', which was not asked"
         alerts.append(Text(told, style="dim"))
-    return Group(
-        Text(f"{time.strftime('%H:%M:%S')}  from {status['source']}", style="dim"), services, replicas, hosts, *alerts
-    )
+    head = [Text(f"{time.strftime('%H:%M:%S')}  from {status['source']}", style="dim")]
+    if failure:
+        head.append(Text(f"no answer, so that this is what was known before: {failure}", style="bold red"))
+    return Group(*head, services, replicas, hosts, *alerts)
 
 
 def _table(first: str, *rest: str) -> Table:

@@ -1,11 +1,24 @@
 """scripts/fleet status: from a real Prometheus (test_dashboards.py's world), and from what servers and agents say themselves."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
 
 import metrics_world
 import pytest
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import agent, status
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data
+from conftest import REPOSITORY
 from gpu_fleet.cli import app
 from test_monitoring_rules import plan
 from typer.testing import CliRunner
@@ -39,6 +52,83 @@ def test_one_document_from_prometheus(url):
 def test_one_screen_from_prometheus(url):
     said = " ".join(fleet("--prometheus", url).stdout.split())
     assert "chat.1" in said and "2/2" in said and "critical EccErrors (firing)" in said
+
+
+@contextlib.contextmanager
+def watching(terminal, *arguments):
+    """`fleet status --watch 1` in a process of its own; what it writes, as it comes."""
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 150, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_fleet.cli", "status", "--watch", "1", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(REPOSITORY / "scripts")},
+    )
+    os.close(writer)
+    said = []
+
+    def until(so):
+        end = time.monotonic() + 60
+        while not so("".join(said)):
+            assert time.monotonic() < end, "".join(said)
+            if select.select([reader], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):  # a terminal whose program has ended
+                    said.append(os.read(reader, 65536).decode(errors="replace"))
+        return "".join(said)
+
+    try:
+        yield process, until
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+
+
+def stamps(text):
+    return sorted(set(re.findall(r"(\d\d:\d\d:\d\d)  from prometheus", text)))
+
+
+def test_watching_is_one_screen_after_the_other_until_it_is_ended(url):
+    with watching(True, "--prometheus", url) as (process, until):
+        said = until(lambda text: len(stamps(text)) >= 3)
+        assert said.count("\x1b[?1049h") == 1, "not on a screen of its own"
+        assert "chat.1" in said and "2/2" in said and "critical EccErrors (firing)" in said
+        process.send_signal(signal.SIGINT)
+        said = until(lambda text: "\x1b[?1049l" in text)
+        assert process.wait(20) == 0 and "Traceback" not in said
+
+
+def test_watching_into_a_file_is_one_screen_below_the_other(url):
+    with watching(False, "--prometheus", url) as (process, until):
+        said = until(lambda text: len(stamps(text)) >= 2)
+        assert "\x1b" not in said
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_watching_goes_on_while_nobody_answers():
+    """What is asked is a page of the real one's answers, which comes and goes."""
+    pages = {
+        "/api/v1/query": json.dumps({"data": {"result": []}}),
+        "/api/v1/alerts": json.dumps({"data": {"alerts": []}}),
+    }
+    with (
+        metrics_world.serving(pages) as port,
+        watching(False, "--prometheus", f"http://127.0.0.1:{port}") as (_, until),
+    ):
+        until(lambda text: len(stamps(text)) >= 2)
+        kept, pages["/api/v1/query"] = pages["/api/v1/query"], ""
+        until(lambda text: "no answer, so that this is what was known before" in text)
+        pages["/api/v1/query"] = kept
+        until(lambda text: "known before" not in text.rpartition("from prometheus")[2] and text.endswith("no alert\n"))
+
+
+def test_watching_begins_with_an_answer():
+    done = fleet("--watch", "1", "--prometheus", f"http://127.0.0.1:{metrics_world.free_port()}")
+    assert done.exit_code == 2 and "refused" in done.stderr
 
 
 @pytest.mark.parametrize(
