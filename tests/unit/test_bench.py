@@ -642,7 +642,7 @@ def test_a_users_prompts_become_text_parts():
 
 
 def made(name="2026-11-30T10:00:00", kept=(), texts=None, plan=PLAN, rate=None, **how):
-    load = asked()
+    load = asked(objective=OBJECTIVE)
     runs = played(load, **how)
     samples = [
         look(t, server={"running": 8.0, "waiting": 0.0, "kv_usage": 0.3, "preemptions": 0.0})
