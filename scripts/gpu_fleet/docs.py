@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import pathlib
 import re
 import sys
@@ -16,14 +17,14 @@ NOTE = "<!-- Written by scripts/docs. Change {source} instead. -->\n\n"
 
 
 def text(value: Any) -> str:
-    """A description as one text; argument specs allow a list of sentences. C(x), V(x), M(x) become code."""
+    """A description as one text; argument specs allow a list of sentences. C(x), V(x), M(x), O(x), P(x#kind) and RV(x) become code."""
     joined = " ".join(value) if isinstance(value, list) else str(value)
-    for mark in "CVMO":
-        while f"{mark}(" in joined:
-            before, _, rest = joined.partition(f"{mark}(")
-            inner, _, after = rest.partition(")")
-            joined = f"{before}`{inner}`{after}"
+    joined = re.sub(r"\b(RV|[CVMOP])\(([^)]*)\)", lambda found: f"`{_marked(*found.groups())}`", joined)
     return " ".join(joined.split())
+
+
+def _marked(mark: str, inner: str) -> str:
+    return inner.partition("#")[0] if mark == "P" else inner
 
 
 def cell(value: Any) -> str:
@@ -32,7 +33,9 @@ def cell(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A default as YAML on one line."""
-    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).replace('...', '').strip()}`"
+    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).replace('...', '').strip()}`".replace(
+        "|", "\\|"
+    )
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -243,6 +246,104 @@ def causes() -> str:
     return out
 
 
+CLI = """# Command line
+
+`scripts/fleet VERB` plays a playbook of the collection through ansible-runner; whatever it does, `ansible-playbook playbooks/NAME.yml` does too. In a checkout it makes
+the Python environment that it needs (`.venv`) at its first call; after `pip install .` it is the command `fleet`, and in a collection that ansible-galaxy installed
+it is `ansible_collections/gpu_fleet/vllm/scripts/fleet`.
+
+| exit status | means |
+|---|---|
+| 0 | good |
+| 1 | something was found, differs or failed; what was found is on standard output, what failed on standard error |
+| 2 | used wrongly, or the input was refused; nothing was touched |
+| 130 | interrupted |
+
+- **`--json`**: one JSON document on standard output and no progress. Verbs that run a playbook print `exit_status`, `changed`, `failures` (`host`, `task`, `message`),
+  `unreachable`, `why_unreachable`, `summary`, `plan`, `hosts`, `stages` (seconds by host and stage), `seconds` and `folder`. With exit status 2 the reason may be on standard error alone.
+- **Progress** goes to standard error: on a terminal a table of hosts by stage (a role) with times, elsewhere a line a task and one a minute. `NO_COLOR` switches colours off.
+- **What failed** is told host by host: the task, its message, what to do. The whole log stays in `~/.local/state/gpu_fleet/runs` (`XDG_STATE_HOME`), a folder a run for its owner
+  alone: `artifacts/run/stdout`, `artifacts/run/job_events`, `result.json`. The last {keep} finished runs are kept.
+- **Ctrl-C** ends ansible-playbook in order, a second one at once. What a task had begun on a host may still end there; the next run repairs and goes on.
+- **Two runs** do not change the fleet of one inventory at once from one machine: the second is refused. Others, and those that only look, go side by side.
+- **Settings of Ansible** hold as ever: `ANSIBLE_CONFIG`, an ansible.cfg where you call it, else the collection's own; `ANSIBLE_VAULT_PASSWORD_FILE` and the other variables.
+  Relative paths are looked up where you call it.
+- **Completion**: `scripts/fleet completion bash >> ~/.bash_completion`; also zsh and fish. It completes `fleet` and `scripts/fleet`.
+
+Every verb that asks hosts also takes
+
+{shared}
+"""
+
+
+def cli() -> str:
+    """docs/cli.md, from the options of the verbs themselves."""
+    import typer
+
+    from gpu_fleet import cli as program
+    from gpu_fleet import kept, verbs
+
+    group = typer.main.get_command(program.app)
+    names = {name for name, _kind, _default in verbs.SHARED}
+    shared = [parameter for parameter in group.commands["deploy"].params if parameter.name in names]
+    out = NOTE.format(source="scripts/gpu_fleet/cli*.py") + CLI.format(keep=kept.KEEP, shared=_options(shared))
+    for name, verb in group.commands.items():
+        told = str(verb.help or "").replace("\n\n", "\0").replace("\n", " ").replace("\0", "\n\n")
+        own = [parameter for parameter in verb.params if parameter.name not in names]
+        examples = "\n".join(verbs.ABOUT[name][1])
+        out += f"\n## {name}\n\n{told}\n\n```\n{examples}\n```\n\n{_options(own)}"
+    return out
+
+
+def _options(parameters: list[Any]) -> str:
+    rows = []
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            rows.append([f"`{parameter.name.upper()}`", "", cell(getattr(parameter, "help", "") or "")])
+            continue
+        default = parameter.default
+        given = "required" if parameter.required else "" if default in (None, False, "", [], ()) else f"`{default}`"
+        rows.append([", ".join(f"`{name}`" for name in parameter.opts), given, cell(parameter.help or "")])
+    return table(["option", "default", "meaning"], rows)
+
+
+def _documentation(path: pathlib.Path) -> dict[str, Any]:
+    """The strings DOCUMENTATION, EXAMPLES and RETURN of a module or plugin, read as Ansible does: without running it."""
+    found = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("DOCUMENTATION", "EXAMPLES", "RETURN"):
+                value = ast.literal_eval(node.value)
+                found[name] = value if name == "EXAMPLES" else yaml.safe_load(value)
+    return found
+
+
+def modules() -> str:
+    """docs/modules.md, from the documentation that each module and plugin carries (`ansible-doc` shows the same)."""
+    out = NOTE.format(source="the DOCUMENTATION in plugins/") + (
+        "# Modules and plugins\n\nWhat roles are made of, for those who write playbooks of their own. `ansible-doc gpu_fleet.vllm.NAME` has the same with examples.\n"
+    )
+    for folder, title in (("modules", "Modules"), ("filter", "Filters"), ("lookup", "Lookups")):
+        out += f"\n## {title}\n"
+        for path in sorted((ROOT / "plugins" / folder).glob("*.py")):
+            told = _documentation(path)
+            about = told["DOCUMENTATION"]
+            described = about.get("description", [])
+            out += f"\n### {about.get('name') or about['module']}\n\n{text(about['short_description'])}.\n\n"
+            out += "".join(f"- {text(line)}\n" for line in ([described] if isinstance(described, str) else described))
+            rows = list(option_rows(about.get("options") or {}))
+            if rows:
+                out += "\n" + table(["option", "type", "default", "meaning"], rows)
+            returned = [
+                [f"`{name}`", kind(entry), cell(entry.get("description", ""))]
+                for name, entry in (told.get("RETURN") or {}).items()
+            ]
+            if returned:
+                out += "\n" + table(["returns", "type", "meaning"], returned)
+    return out
+
+
 def runbooks() -> dict[pathlib.Path, str]:
     """A page an alert, and the list of them."""
     sys.path.insert(0, str(ROOT / "collections"))
@@ -307,6 +408,8 @@ def documents() -> dict[pathlib.Path, str]:
         ROOT / "docs/releases.md": releases(),
         ROOT / "docs/findings.md": findings(),
         ROOT / "docs/causes.md": causes(),
+        ROOT / "docs/cli.md": cli(),
+        ROOT / "docs/modules.md": modules(),
         **runbooks(),
         **dashboards(),
     }

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpu_fleet.events import Event, HostProgress, Progress
+from gpu_fleet.events import ARGUMENTS, Event, HostProgress, Progress
 
 HEARTBEAT_SECONDS = 60.0  # without a terminal: how often a long task says that it still runs
 STYLES = {"waits": "dim", "works": "", "ok": "green", "failed": "bold red", "unreachable": "bold red"}
@@ -155,6 +155,8 @@ class Lines(Shown):
         super().take(event)
         if event.kind == "task":
             self._task = str((event.raw.get("event_data") or {}).get("task_uuid") or event.task)
+        elif event.kind == "ok" and event.task == ARGUMENTS:
+            pass  # one for each role, and always well
         elif event.kind in ("ok", "changed", "failed", "unreachable") and self._told != self._task:
             self._told = self._task
             self._say(f"{event.stage}: {event.task}" if event.stage else event.task)

@@ -248,7 +248,10 @@ def run(
         with _turn(playbook, inventory, check):
             folder = kept.new(playbook)
             asked = _asked(limit, check, variables or {}, given, environment)
-            asked |= {"playbook": f"playbooks/{playbook}.yml", "inventory": str(inventory.resolve())}
+            asked |= {
+                "playbook": str(COLLECTION / "playbooks" / f"{playbook}.yml"),
+                "inventory": str(inventory.resolve()),
+            }
             return _play(folder, asked, on_event, cancel or (lambda: False))
     except (kept.Busy, kept.CannotKeep) as refused:
         return _refusal(str(refused))
@@ -309,7 +312,7 @@ def _play(
         done = ansible_runner.run(
             private_data_dir=str(folder),
             ident="run",
-            project_dir=str(COLLECTION),
+            project_dir=str(Path.cwd()),  # where ansible-playbook looks up relative paths, as when it is run by hand
             settings={"pexpect_timeout": POLL_SECONDS},
             event_handler=handle,
             cancel_callback=ending,
