@@ -1,5 +1,6 @@
 """The collection as others use it: built, listed, installed in an empty folder, and used by its full name there."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -43,26 +44,47 @@ def test_content(tarball):
     assert tarball.stat().st_size < 5_000_000
 
 
-def test_installed_elsewhere_it_validates_and_plans_by_full_name(tarball, tmp_path):
+@pytest.fixture(scope="module")
+def installed(tarball, tmp_path_factory):
+    """The folder of collections that the tarball was installed into."""
+    folder = tmp_path_factory.mktemp("collections")
+    (folder / "ansible.cfg").write_text("")
+    command = ("collection", "install", "--offline", "--no-deps", "-p", str(folder), str(tarball))
+    run(f"{BIN}/ansible-galaxy", *command, cwd=folder, env={"ANSIBLE_CONFIG": "ansible.cfg", "HOME": str(folder)})
+    return folder
+
+
+def test_installed_elsewhere_it_validates_and_plans_by_full_name(installed, tmp_path):
     (tmp_path / "ansible.cfg").write_text("")
     offline = {
         "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
-        "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"),
+        "ANSIBLE_COLLECTIONS_PATH": str(installed),
         "HOME": str(tmp_path),
     }
-    install = (
-        f"{BIN}/ansible-galaxy",
-        "collection",
-        "install",
-        "--offline",
-        "--no-deps",
-        "-p",
-        str(tmp_path / "collections"),
-        str(tarball),
-    )
-    run(*install, cwd=tmp_path, env=offline)
     shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
     for playbook in ("validate", "plan"):
         said = run(f"{BIN}/ansible-playbook", f"gpu_fleet.vllm.{playbook}", "-i", "prod", cwd=tmp_path, env=offline)
         assert "failed=0" in said
     assert "pipeline-parallel-size: 2" in said or '"pipeline-parallel-size": 2' in said
+
+
+def test_the_command_line_works_from_the_installed_collection(installed, tmp_path):
+    """No checkout, no bootstrap: the Python that is named has what it needs; a Python that has not is told so."""
+    fleet = installed / "ansible_collections/gpu_fleet/vllm/scripts/fleet"
+    assert os.access(fleet, os.X_OK)
+    shutil.copytree(REPOSITORY / "inventories/prod", tmp_path / "prod", ignore=shutil.ignore_patterns(".secrets"))
+    environment = {"PYTHON": sys.executable, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
+    told = json.loads(run(str(fleet), "plan", "-i", "prod", "--json", cwd=tmp_path, env=environment))
+    assert told["exit_status"] == 0
+    assert set(told["plan"]["services"]) == {"chat", "big"}
+    assert told["folder"].startswith(str(tmp_path / "state"))
+    assert not (fleet.parents[1] / ".venv").exists()
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    bare.chmod(0o755)
+    refused = subprocess.run(
+        [fleet, "plan"], env={**os.environ, "PYTHON": str(bare)}, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "lacks: ansible_runner rich typer yaml. Name another Python in PYTHON" in refused.stderr
+    assert "Traceback" not in refused.stderr
