@@ -211,6 +211,11 @@ def admitted(row: Mapping[str, str]) -> bool:
     return str(row.get("status", "")).split(" ")[0] == "UP"
 
 
+def is_at(row: Mapping[str, str], addresses: Sequence[str]) -> bool:
+    """Whether a server is at one of these addresses (column `addr`: ADDRESS:PORT, IPv6 in brackets); without any, it is."""
+    return not addresses or str(row.get("addr", "")).rpartition(":")[0].strip("[]") in addresses
+
+
 # -- judging what the user says --------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,11 @@ options:
     description: Seconds to wait.
     type: int
     default: 300
+  addresses:
+    description: Servers at these addresses alone. One of the same name elsewhere is not meant, and told as unknown.
+    type: list
+    elements: str
+    default: []
   others:
     description: For C(drained). Refuse it where no other server of the backend is admitted.
     type: bool
@@ -144,6 +149,7 @@ def main():
             "state": {"type": "str", "choices": ["drained", "admitted", "repaired"], "required": True},
             "keep": {"type": "bool", "default": False},
             "deadline": {"type": "int", "default": 300},
+            "addresses": {"type": "list", "elements": "str", "default": []},
             "others": {"type": "bool", "default": False},
             "socket": {"type": "path", "default": "/run/gpu-fleet-gateway/admin.sock"},
             "state_file": {"type": "path", "default": "/var/lib/gpu-fleet-gateway/servers"},
@@ -160,8 +166,8 @@ def main():
         p["servers"] = [name for name, row in rows.items() if drain_is(row) and name not in operators]
     elif p["state"] == "admitted" and not p["keep"]:
         p["servers"] = [name for name in p["servers"] if name not in operators]
-    known = [name for name in p["servers"] if name in rows]
-    unknown = [name for name in p["servers"] if name not in rows]
+    known = [name for name in p["servers"] if name in rows and gateway.is_at(rows[name], p["addresses"])]
+    unknown = [name for name in p["servers"] if name not in known]
     drain = p["state"] == "drained"
     todo = [name for name in known if drain_is(rows[name]) != drain]
     if drain and p["others"] and todo and alone(rows, known):

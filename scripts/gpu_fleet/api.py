@@ -28,6 +28,7 @@ __all__ = [
     "play",
     "rollback",
     "status",
+    "teardown",
     "topology",
     "upgrade",
     "validate",
@@ -144,6 +145,28 @@ def drain(
     if deadline:
         own["gateway_drain_deadline"] = deadline
     return play("drain", inventory, check=check, **_with(options, **own))
+
+
+def teardown(
+    inventory: Inventory,
+    services: Iterable[str] = (),
+    limit: str | None = None,
+    *,
+    named: bool = False,
+    weights: bool = False,
+    check: bool = False,
+    **options: Unpack[Options],
+) -> FleetResult:
+    """Take away what is left over of services, or all of the fleet on hosts that leave it (docs/change.md).
+
+    named takes what the inventory still names, too; weights those that nobody uses any more. Raises ValueError when neither a
+    service nor hosts are named.
+    """
+    services = list(services)
+    if not services and not limit:
+        raise ValueError("name services, such as chat, or hosts")
+    own = {"teardown_services": services, "teardown_named": named, "teardown_weights": weights}
+    return play("teardown", inventory, limit, check=check, **_with(options, **own))
 
 
 def topology(

@@ -20,6 +20,7 @@ from gpu_fleet import (
     cli_drain,
     cli_plan,
     cli_status,
+    cli_teardown,
     cli_topology,
 )
 from gpu_fleet.verbs import Check, Inventory, Json, Limit, Verbs, call, finish, run
@@ -100,6 +101,7 @@ def rollback(
 
 
 cli_drain.register(app, run, finish)
+cli_teardown.register(app, run, finish)
 
 
 @app.command()

@@ -87,6 +87,13 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
             "scripts/fleet drain -i inventories/prod --host gpu-01 --admit",
         ),
     ),
+    "teardown": (
+        "Take away what the inventory names no longer",
+        (
+            "scripts/fleet teardown -i inventories/prod chat --check",
+            "scripts/fleet teardown -i inventories/prod --limit gpu-02 --named --weights",
+        ),
+    ),
     "mirror": (
         "All that a fleet needs, in one folder to carry",
         ("scripts/fleet mirror -i inventories/prod --into /media/carried",),

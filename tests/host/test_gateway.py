@@ -548,7 +548,7 @@ def test_a_former_key_is_good_beside_the_new_one_as_the_same_client(hosts):
     new, past = "client-all-2-client-all-2-client-all-2", "client-past-client-past-client-past"
     former = [{"key": ALL, "expires": "2099-12-31"}, {"key": past, "expires": "2026-01-01"}]
     keys = [
-        {"name": "all", "key": new, "requests_per_minute": 4, "former": former},
+        {"name": "both", "key": new, "requests_per_minute": 4, "former": former},
         {"name": "made", "made": 2, "former": [{"made": 1, "expires": "2099-12-31"}]},
     ]
     said = play(f"{ROOT}/molecule/gateway/converge.yml", gateway_keys=keys)
@@ -557,7 +557,7 @@ def test_a_former_key_is_good_beside_the_new_one_as_the_same_client(hosts):
     first, second = ((EPHEMERAL / "secrets/keys" / name).read_text().strip() for name in ("made", "made.2"))
     assert [ask({"model": "chat"}, key=key).status for key in (first, second)] == [200, 200]
     # One client: what both send counts together.
-    assert [ask({"model": "chat"}, key=key).status for key in (new, ALL, new, ALL, new, ALL)][-2:] == [429, 429]
+    assert [ask({"model": "chat"}, key=key).status for key in (new, ALL) * 3] == [200] * 4 + [429] * 2
     play(f"{ROOT}/molecule/gateway/converge.yml")
     assert ask({"model": "chat"}).status == 200
     assert ask({"model": "chat"}, key=second).status == 401
@@ -577,7 +577,7 @@ def test_an_external_upstream_gets_its_own_models_under_its_own_names_and_nothin
     said = play(f"{ROOT}/molecule/gateway/converge.yml", gateway_external=[bought], gateway_keys=keys)
     assert "requests leave the fleet for upstream.test" in said
     assert bought["key"] not in said
-    assert [model["id"] for model in json.loads(ask(method="GET", path="/v1/models").body)["data"]][0] == "big"
+    assert "big" in {model["id"] for model in json.loads(ask(method="GET", path="/v1/models").body)["data"]}
     wait(lambda: ask({"model": "big"}, key=rich).status == 200, "the upstream is not in")
     for body, more in ((b'{"p": "' + b"x" * 3000000 + b'", "model": "b\\u0069g"}', {}), ({"model": "big"}, {})):
         answer = ask(body, key=rich, headers={"traceparent": "00-1", "User-Agent": "mine", **more})

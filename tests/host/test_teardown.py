@@ -1,0 +1,230 @@
+"""Services and hosts leave the fleet, each by the playbook. The tests run in order, each with what the one before left."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import testinfra
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+EPHEMERAL = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parents[1]
+INVENTORY = EPHEMERAL / "inventory"
+HOSTS = ("gpu-01", "gpu-02", "gw-01")
+CHAT = {"name": "chat", "model": "/srv/models/none"}
+OLD = {"name": "old", "model": "/srv/models/none", "hosts": ["gpu-01"], "port_base": 8100}
+KEYS = {"chat": "chat-key-chat-key-chat-key-chat-key"}
+ONLY_CHAT = {"vllm_services": [CHAT], "vllm_service_api_keys": KEYS}
+ON_ONE = {"vllm_services": [{**CHAT, "hosts": ["gpu-01"]}], "vllm_service_api_keys": KEYS}
+# What a host may have more than before once it left: files of packages, and what systems note of packages and users.
+NOTED = (
+    "/var/lib/dpkg",
+    "/var/lib/apt",
+    "/var/cache",
+    "/var/lib/systemd",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/shadow",
+    "/etc/gshadow",
+)
+NOTED += ("/etc/ld.so.cache", "/root/.ansible", "/etc/subuid", "/etc/subgid", "/etc/.pwd.lock", "/var/lib/polkit-1")
+
+
+@dataclass
+class Run:
+    """One run of a playbook: exit status and what it printed."""
+
+    status: int
+    said: str
+
+    def changed(self) -> int:
+        return sum(int(word.split("=")[1]) for word in self.said.split() if word.startswith("changed="))
+
+
+def play(*options, playbook="playbooks/teardown.yml", **variables) -> Run:
+    command = [f"{Path(sys.executable).parent}/ansible-playbook", str(ROOT / playbook), "-i", str(INVENTORY)]
+    told = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
+    done = subprocess.run(
+        [*command, "-e", json.dumps(variables), *options],
+        env={**os.environ, **told},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return Run(done.returncode, " ".join((done.stdout + done.stderr).split()))
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    return {name: testinfra.get_host(f"ansible://{name}?ansible_inventory={INVENTORY}") for name in HOSTS}
+
+
+def _addresses(node):
+    if isinstance(node, dict):
+        for name, values in (node.get("hosts") or {}).items() if isinstance(node.get("hosts"), dict) else ():
+            if values:
+                yield name, values["ansible_host"]
+        for value in node.values():
+            yield from _addresses(value)
+
+
+GATEWAY = dict(_addresses(yaml.safe_load((INVENTORY / "lab.yml").read_text())))["gw-01"]
+
+
+def ask(model: str, tokens: int = 1) -> int:
+    """A completion through the gateway; the stand-in takes a second a token."""
+    trusting = ssl.create_default_context(cafile=str(EPHEMERAL / "secrets" / "ca.pem"))
+    link = http.client.HTTPSConnection(GATEWAY, 8443, timeout=60, context=trusting)
+    body = {"model": model, "prompt": "a", "max_tokens": tokens, "ignore_eos": True}
+    told = {"Content-Type": "application/json", "Authorization": "Bearer client-all-client-all-client-all"}
+    try:
+        link.request("POST", "/v1/completions", json.dumps(body), told)
+        reply = link.getresponse()
+        reply.read()
+        return reply.status
+    finally:
+        link.close()
+
+
+def units(host) -> set[str]:
+    """Units of the fleet that are there, run or are enabled."""
+    said = host.check_output(
+        "systemctl list-units --all --plain --no-legend 'vllm*' 'ray@*' 'gpu-fleet*' | cut -d' ' -f1"
+    )
+    links = host.check_output(
+        "find /etc/systemd/system -lname '*vllm*' -o -lname '*gpu-fleet*' | xargs -r -n1 basename"
+    )
+    return {*said.split(), *links.split()}
+
+
+def files(host) -> set[str]:
+    return set(host.check_output("find /etc /opt /usr/local /var/lib /var/cache /root /srv -xdev").splitlines())
+
+
+def wait(so, otherwise, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not so():
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.3)
+
+
+def test_both_services_answer_by_the_gateway(hosts):
+    wait(lambda: ask("chat") == 200 == ask("old"), "they do not serve")
+    assert {"vllm@chat.0.service", "vllm@old.0.service"} <= units(hosts["gpu-01"])
+
+
+def test_without_a_name_nothing_goes():
+    run = play()
+    assert run.status != 0
+    assert "Name what goes" in run.said
+
+
+def test_what_the_inventory_names_is_refused(hosts):
+    before = files(hosts["gpu-01"])
+    for options, variables in (((), {"teardown_services": ["chat"]}), (("--limit", "gpu-02"), {})):
+        run = play(*options, **variables)
+        assert run.status != 0
+        assert "teardown_named: true" in run.said
+        assert "changed=0" in run.said
+        assert run.changed() == 0
+    assert files(hosts["gpu-01"]) == before
+    assert ask("chat") == 200
+
+
+def test_what_is_left_over_is_shown_and_check_mode_says_what_would_go(hosts):
+    run = play(playbook="playbooks/plan.yml", plan_ask_hosts=True, **ONLY_CHAT)
+    assert run.status == 0, run.said[-3000:]
+    assert "Left over on gpu-01: old.0" in run.said
+    assert "Left over on gpu-02" not in run.said
+    before = files(hosts["gpu-01"]), units(hosts["gpu-01"])
+    run = play("--check", "--diff", teardown_services="old", **ONLY_CHAT)
+    assert run.status == 0, run.said[-3000:]
+    for text in ("vllm-agent@old.0.service", "vllm@old.0.service", "/etc/vllm/old.0", "/var/cache/vllm/old.0"):
+        assert text in run.said
+    assert "old-key-old" not in run.said
+    assert (files(hosts["gpu-01"]), units(hosts["gpu-01"])) == before
+    assert ask("old") == 200
+
+
+def test_a_service_goes_and_cuts_off_nobody(hosts):
+    openings = hosts["gpu-01"].check_output("nft list table inet gpu_fleet")
+    assert "8100" in openings
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask, "old", 16)
+        time.sleep(1)
+        run = play(teardown_services="old", **ONLY_CHAT)
+        assert run.status == 0, run.said[-3000:]
+        assert running.result() == 200
+    gpu = hosts["gpu-01"]
+    assert not {path for path in files(gpu) if "old.0" in path}
+    assert not {unit for unit in units(gpu) if "old.0" in unit}
+    assert "8100" not in gpu.check_output("nft list table inet gpu_fleet")
+    assert ask("old") == 404
+    assert ask("chat") == 200
+    assert {"vllm@chat.0.service", "vllm-agent@chat.0.service"} <= units(gpu)
+    assert gpu.file("/etc/vllm/chat.0/secrets.env").exists
+    for name in HOSTS:
+        assert hosts[name].run("grep -rqs -e old-key-old-key /etc /var/lib /var/cache /opt /run").rc == 1, name
+
+
+def test_a_second_run_changes_nothing():
+    run = play(teardown_services="old", **ONLY_CHAT)
+    assert run.status == 0
+    assert run.changed() == 0, run.said[-3000:]
+
+
+def test_what_a_service_that_moved_left_behind_goes_and_the_service_stays(hosts):
+    run = play(teardown_services="chat", **ON_ONE)
+    assert run.status == 0, run.said[-3000:]
+    assert not {path for path in files(hosts["gpu-02"]) if "chat.1" in path}
+    assert hosts["gpu-02"].file("/etc/systemd/system/vllm@.service").exists, "the host is of the fleet still"
+    assert "vllm@chat.0.service" in units(hosts["gpu-01"])
+    assert ask("chat") == 200
+    assert "Left over" not in play(playbook="playbooks/plan.yml", plan_ask_hosts=True, **ON_ONE).said
+
+
+def test_a_host_leaves_with_all_that_the_fleet_made_on_it_and_nothing_else(hosts):
+    gpu = hosts["gpu-02"]
+    gpu.check_output(
+        "printf 'NCCL_SOCKET_NTHREADS=2\\n' >> /etc/nccl.conf; mkdir -p /etc/vllm; touch /etc/vllm/somebody-elses"
+    )
+    gpu.check_output(
+        "mkdir -p /var/lib/vllm/models/m && touch /var/lib/vllm/models/m/x /var/lib/vllm/models/.m.record.json"
+    )
+    run = play("--limit", "gpu-02", teardown_named=True, **ON_ONE)
+    assert run.status == 0, run.said[-3000:]
+    assert "/etc/vllm, with somebody-elses" in run.said
+    assert gpu.file("/etc/nccl.conf").content_string == "NCCL_SOCKET_NTHREADS=2\n"
+    assert gpu.file("/var/lib/vllm/models/m/x").exists, "weights go only when asked"
+    assert gpu.run("nft list table inet gpu_fleet").rc != 0
+    assert units(gpu) == set()
+    left = files(gpu) - set(gpu.check_output("cat /run/before").splitlines())
+    mine = {"/etc/nccl.conf", "/etc/vllm", "/etc/vllm/somebody-elses", "/srv", "/var/lib/vllm"}
+    strange = sorted(p for p in left if not p.startswith((*NOTED, "/var/lib/vllm/models")) and p not in mine)
+    of_packages = {p for p in strange if gpu.run(f"dpkg -S '{p}'").rc == 0}
+    assert [path for path in strange if path not in of_packages] == []
+    assert play("--limit", "gpu-02", teardown_named=True, **ON_ONE).changed() == 0
+    run = play("--limit", "gpu-02", teardown_named=True, teardown_weights=True, **ON_ONE)
+    assert run.status == 0
+    assert not gpu.file("/var/lib/vllm").exists
+    assert ask("chat") == 200
+
+
+def test_a_gateway_leaves(hosts):
+    run = play("--limit", "gw-01", teardown_named=True, **ON_ONE)
+    assert run.status == 0, run.said[-3000:]
+    gateway = hosts["gw-01"]
+    assert units(gateway) == set()
+    assert not {path for path in files(gateway) if "gpu-fleet" in path or "gpu_fleet" in path}
+    assert gateway.run("pgrep -x haproxy").rc == 1
