@@ -276,7 +276,7 @@ def _asked(
     """Arguments of ansible_runner.run that say what is wanted."""
     flags = [*(["--check", "--diff"] if check else []), *given.flags]
     for variable in given.variables:
-        flags += ["--extra-vars", variable]
+        flags += ["-e", variable]
     return {
         "limit": limit,
         "cmdline": shlex.join(flags) or None,

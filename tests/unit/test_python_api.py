@@ -1,13 +1,16 @@
 """The fleet from Python: types, one run beside another, ending a run, and what a run leaves."""
 
 import inspect
+import io
 import os
+import shlex
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import types
 import typing
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +19,7 @@ import gpu_fleet
 import pytest
 import yaml
 from conftest import REPOSITORY
-from gpu_fleet import api, kept, runs
+from gpu_fleet import api, kept, places, runs
 
 
 @pytest.fixture
@@ -145,16 +148,108 @@ def test_the_example_plans_two_fleets_at_once(prod, tmp_path):
         assert not (folder / "artifacts/run/command").exists()
 
 
-def test_what_a_callback_raises_ends_the_run_and_is_raised(prod):
+@pytest.fixture
+def runner(monkeypatch):
+    """In place of ansible-runner: hands on the events it is given, asks whether to end, and says with which status."""
+
+    class Runner:
+        def __init__(self):
+            self.events, self.rc, self.asked, self.said = [], 0, {}, ""
+
+        def run(self, *, event_handler, cancel_callback, **asked):
+            self.asked = asked
+            for event in self.events:
+                event_handler(event)
+                if cancel_callback():
+                    self.rc = 254
+                    break
+            return types.SimpleNamespace(rc=self.rc, stdout=io.StringIO(self.said), stderr=None)
+
+    runner = Runner()
+    monkeypatch.setitem(sys.modules, "ansible_runner", runner)
+    return runner
+
+
+def happened(event, host="gpu-01", **told):
+    return {"event": event, "event_data": {"host": host, "task": "Start", **told}}
+
+
+def test_what_a_callback_raises_ends_the_run_and_is_raised(prod, runner):
     seen = []
 
     def refuse(event):
         seen.append(event)
         raise KeyError("mine")
 
+    runner.events = [happened("runner_on_start"), happened("runner_on_ok")]
     with pytest.raises(KeyError, match="mine"):
         api.validate(prod, on_event=refuse)
     assert len(seen) == 1
+
+
+def test_a_run_that_is_told_to_end_is_interrupted(prod, runner):
+    runner.events = [happened("runner_on_start"), happened("runner_on_failed", res={"msg": "no"})]
+    result = api.deploy(prod, cancel=lambda: True)
+    assert (result.exit_status, result.interrupted, result.failures) == (130, True, [])
+
+
+def test_failures_that_a_playbook_answered_itself_are_none(prod, runner):
+    runner.events = [happened("runner_on_failed", res={"msg": "no"})]
+    assert api.deploy(prod).failures == []
+    runner.rc = 2
+    assert [failure.message for failure in api.deploy(prod).failures] == ["no"]
+
+
+def test_a_run_that_ends_before_its_first_task_is_refused_with_its_last_words(prod, runner):
+    runner.rc, runner.said = 1, "\x1b[0;31mERROR! Attempting to decrypt but no vault secrets found\x1b[0m\n"
+    (failure,) = api.deploy(prod).failures
+    assert failure.message.startswith("ERROR! Attempting to decrypt but no vault secrets found. Say where")
+
+
+def test_what_is_given_reaches_ansible_playbook(prod, runner, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = runs.Given(("@x.yml", "a=b c"), {"ANSIBLE_VAULT_PASSWORD_FILE": "v"}, {"^SSH": "p"}, ("--ask-pass",))
+    api.deploy(prod, "gpu-01", check=True, variables={"n": 1}, given=given)
+    assert shlex.split(runner.asked["cmdline"]) == ["--check", "--diff", "--ask-pass", "-e", "@x.yml", "-e", "a=b c"]
+    assert runner.asked["project_dir"] == str(tmp_path)
+    assert runner.asked["inventory"] == str(prod)
+    assert runner.asked["playbook"] == str(REPOSITORY / "playbooks/site.yml")
+    assert (runner.asked["limit"], runner.asked["extravars"], runner.asked["passwords"]) == (
+        "gpu-01",
+        {"n": 1},
+        {"^SSH": "p"},
+    )
+    environment = runner.asked["envvars"]
+    assert environment["ANSIBLE_VAULT_PASSWORD_FILE"] == "v"
+    assert environment["ANSIBLE_CONFIG"] == str(REPOSITORY / "ansible.cfg")
+    assert environment["ANSIBLE_COLLECTIONS_PATH"].split(":")[0] == str(REPOSITORY / "collections")
+
+
+def test_an_ansible_cfg_where_it_is_called_wins_over_our_own(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ansible.cfg").touch()
+    assert runs._environment()["ANSIBLE_CONFIG"] == str(tmp_path / "ansible.cfg")
+    monkeypatch.setenv("ANSIBLE_CONFIG", "/etc/mine.cfg")
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", "/srv/more")
+    assert runs._environment()["ANSIBLE_CONFIG"] == "/etc/mine.cfg"
+    assert runs._environment()["ANSIBLE_COLLECTIONS_PATH"].endswith(":/srv/more")
+
+
+@pytest.mark.parametrize("marker", ["galaxy.yml", "MANIFEST.json"])
+def test_the_collection_is_found_beside_the_package_or_where_ansible_looks(monkeypatch, tmp_path, marker):
+    own, other = tmp_path / "own", tmp_path / "collections/ansible_collections/gpu_fleet/vllm"
+    other.mkdir(parents=True)
+    own.mkdir()
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(own)
+    with pytest.raises(places.NoCollection, match="ansible-galaxy collection install"):
+        places.find(own)
+    (other / "MANIFEST.json").touch()
+    monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(tmp_path / "collections"))
+    assert places.find(own) == other
+    (own / marker).touch()
+    assert places.find(own) == own
 
 
 def test_ctrl_c_ends_a_run_with_130(tmp_path):
