@@ -62,6 +62,11 @@ def chosen(plan: Mapping[str, Any], service: str = "", replica: str = "") -> str
     return plan["services"][service or next(iter(plan["services"]))]["replicas"][0]
 
 
+def hosts_of(of: Mapping[str, Any]) -> List[str]:
+    """Every host with a part in a replica; with Ray more than those that have a server."""
+    return list(of.get("ray_hosts") or of["hosts"])
+
+
 def rank(plan: Mapping[str, Any], replica: str, host: str) -> Mapping[str, Any]:
     """What a host runs of a replica."""
     return next(one for one in plan["hosts"][host]["instances"] if one["instance"] == replica)
@@ -115,7 +120,7 @@ def job(
         "replica": replica,
         "service": of["service"],
         "head": of["head"],
-        "hosts": list(of["hosts"]),
+        "hosts": hosts_of(of),
         "through": settings.get("url") or "direct",
         "base_url": (settings.get("url") or of["url"]).rstrip("/"),
         "metrics_url": f"{of['url']}/metrics",
@@ -201,7 +206,7 @@ def document(
     found = bench_judge.points(runs)
     bend = bench_judge.knee(found, job["objective"], known)
     at = bench_judge.best(found, bend, known)
-    gpus = len(of["gpus"] or []) * len(of["hosts"])
+    gpus = len(of["gpus"] or []) * len(hosts_of(of))
     told: Dict[str, Any] = {
         "format": FORMAT,
         "name": raw["name"],
@@ -214,9 +219,9 @@ def document(
         "versions": {"vllm": of["version"], "accelerator": of["accelerator"], "collection": raw["collection"]},
         "config": {key: config[key] for key in sorted(config) if key not in ("host", "port", "master-addr")},
         "shape": {
-            "hosts": ", ".join(of["hosts"]),
+            "hosts": ", ".join(hosts_of(of)),
             "GPUs": gpus,
-            "GPU": _model_of(raw["hosts"], of["hosts"]),
+            "GPU": _model_of(raw["hosts"], hosts_of(of)),
             "tensor": of["tensor"],
             "pipeline": of["pipeline"],
             "data": of.get("data", 1),
@@ -308,7 +313,7 @@ def _broken(told: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> List
 def _hosts(raw: Mapping[str, Mapping[str, Any]], of: Mapping[str, Any]) -> Dict[str, Any]:
     """By host of the replica: samples, its GPUs there, and whether the server began anew meanwhile."""
     found = {}
-    for host in of["hosts"]:
+    for host in hosts_of(of):
         seen = raw.get(host, {})
         before, after = seen.get("before") or {}, seen.get("after") or {}
         found[host] = {
@@ -329,7 +334,7 @@ def _model_of(raw: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> str
 
 def _links(raw: Mapping[str, Mapping[str, Any]], of: Mapping[str, Any]) -> Dict[str, str]:
     """The links between a replica's GPUs; over several hosts the network is the slowest of them."""
-    if len(of["hosts"]) > 1:
+    if len(hosts_of(of)) > 1:
         return {"hosts": "network"}
     facts = raw.get(of["head"], {}).get("gpu_facts")
     if not facts or not of["gpus"]:

@@ -6,7 +6,7 @@ It is `vllm bench serve` of the installed release: the same parser and the same 
 (vllm/entrypoints/cli/benchmark/serve.py of 0.26.0 and 0.32.0). Each start of the command imports all of vLLM, seconds of a
 core that the server may be using; here that is paid once, before the first load.
 
-    FOLDER/release/bin/python -I -B PROGRAM JOB_FOLDER
+    FOLDER/release/bin/python -I -B PROGRAM drive JOB_FOLDER
 
 JOB_FOLDER has job.json (bench_plan.py) and gets progress.json, replaced whole after each run. VLLM_API_KEY of the environment is
 the key. The generator's own processor time is measured while requests are under way, and no second longer.
@@ -149,6 +149,20 @@ def vllm() -> Callable[[Sequence[str]], Mapping[str, Any]]:
     parser = FlexibleArgumentParser(prog="vllm bench serve")
     add_cli_args(parser)
     return lambda words: main(parser.parse_args(list(words)))
+
+
+def ended(arguments: Sequence[str]) -> int:
+    """When the generator's unit has ended, whatever the way: progress.json says so, for whoever waits for it."""
+    folder, told = arguments[0], {"runs": [], "elapsed": 0.0, "expected": 0, "now": None}
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(os.path.join(folder, "progress.json"), encoding="utf-8") as text,
+    ):
+        told = json.load(text)
+    if not told.get("done"):
+        how = f"{os.environ.get('SERVICE_RESULT', 'no result')}, {os.environ.get('EXIT_STATUS', 'no status')}"  # systemd.exec(5)
+        write(folder, {**told, "done": True, "problem": f"the load generator ended before it was done ({how})"})
+    return 0
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ A peak that is read once is missed, so it is sampled. Where there is nvidia-smi 
 start of it costs more than a reading. Memory of a server without GPUs is Pss of its processes (proc(5), smaps_rollup): pages that
 they share are counted once.
 
-    python3 -I -B PROGRAM JOB_FOLDER
+    python3 -I -B PROGRAM sample JOB_FOLDER
 
 JOB_FOLDER has sample.json (instance, url of /metrics or null, names of metrics by notion, interval, seconds), and gets
 samples.jsonl, a line a look, until there is a file `stop` or the seconds are over. Times are of time.monotonic(), which on Linux

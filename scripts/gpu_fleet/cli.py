@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpu_fleet import (
+    cli_bench,
     cli_bundle,
     cli_capacity,
     cli_doctor,
@@ -23,6 +24,7 @@ from gpu_fleet import (
     cli_teardown,
     cli_topology,
 )
+from gpu_fleet.places import NoCollection
 from gpu_fleet.verbs import Check, Inventory, Json, Limit, Verbs, call, finish, run
 
 COMPLETE = "_FLEET_COMPLETE"  # set by the shell that asks for words
@@ -102,6 +104,7 @@ def rollback(
 
 cli_drain.register(app, run, finish)
 cli_teardown.register(app, run, finish)
+cli_bench.register(app, run, finish)
 
 
 @app.command()
@@ -142,7 +145,11 @@ def main() -> None:
         from typer.completion import completion_init
 
         completion_init()
-    app(prog_name="fleet" if Path(sys.argv[0]).name == "fleet" else "scripts/fleet", complete_var=COMPLETE)
+    try:
+        app(prog_name="fleet" if Path(sys.argv[0]).name == "fleet" else "scripts/fleet", complete_var=COMPLETE)
+    except NoCollection as missing:
+        typer.echo(str(missing), err=True)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

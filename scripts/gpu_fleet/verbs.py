@@ -125,6 +125,20 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
         "Replicas and GPUs that a traffic needs",
         ("scripts/fleet capacity --from docs/examples/capacity.yml --months 12",),
     ),
+    "bench": (
+        "Measure a service under load and judge it",
+        (
+            "scripts/fleet bench -i inventories/prod chat --peak 40",
+            "scripts/fleet bench -i inventories/prod chat --prompts mine.jsonl --rate 5 --rate 10",
+        ),
+    ),
+    "report": (
+        "The page of an acceptance",
+        (
+            "scripts/fleet report -i inventories/prod --service chat --open",
+            "scripts/fleet report inventories/prod/.acceptance/chat/2026-11-30T08-45-12Z.json --serve 8080",
+        ),
+    ),
     "completion": ("Completion for bash, zsh or fish", ("scripts/fleet completion bash >> ~/.bash_completion",)),
 }
 
