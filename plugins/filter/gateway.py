@@ -22,6 +22,7 @@ class FilterModule:
             "gateway_servers_of_replica": gateway.servers_of,
             "gateway_replicas_on": gateway.replicas_on,
             "gateway_models": gateway.models,
+            "gateway_interface": gateway.interface,
             "gateway_externals": gateway.externals,
             "gateway_aliases": gateway.aliases,
             "gateway_model_list": gateway.model_list,

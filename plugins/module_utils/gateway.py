@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import ipaddress
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -211,6 +212,17 @@ def admitted(row: Mapping[str, str]) -> bool:
     return str(row.get("status", "")).split(" ")[0] == "UP"
 
 
+def interface(facts: Mapping[str, Any], address: str) -> str:
+    """The interface of a host that has an address, by what Ansible's module setup says of its network; empty where none has."""
+    for told in facts.values():
+        if not isinstance(told, Mapping) or not told.get("device"):
+            continue
+        own = [told.get("ipv4"), *(told.get("ipv4_secondaries") or ()), *(told.get("ipv6") or ())]
+        if address in [one.get("address") for one in own if isinstance(one, Mapping)]:
+            return str(told["device"])
+    return ""
+
+
 def is_at(row: Mapping[str, str], addresses: Sequence[str]) -> bool:
     """Whether a server is at one of these addresses (column `addr`: ADDRESS:PORT, IPv6 in brackets); without any, it is."""
     return not addresses or str(row.get("addr", "")).rpartition(":")[0].strip("[]") in addresses
@@ -249,8 +261,10 @@ def judge(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]
         fix = "Give both, or neither: then the gateway's certificate comes from a private CA of the fleet"
         message = "one of gateway_certificate and gateway_certificate_key is given"
         found.append(Finding("gateway-certificate", "gateway", message, fix))
+    found += _virtual_findings(settings)
     for name, low, high in (
         ("port", 1, 65535),
+        ("virtual_router_id", 1, 255),
         ("body_max", 1024, 1 << 26),
         ("maxconn", 16, 1000000),
         ("queue_deadline", 1, 3600),
@@ -260,6 +274,52 @@ def judge(settings: Mapping[str, Any], plan_services: Mapping[str, Sequence[str]
         if isinstance(value, int) and not low <= value <= high:
             message = f"gateway_{name} is {value}"
             found.append(Finding("gateway-value", f"gateway_{name}", message, f"It must be from {low} to {high}"))
+    return found
+
+
+def _virtual_findings(settings: Mapping[str, Any]) -> Iterable[Finding]:
+    """An address that all gateways share has to be one, and one that HAProxy listens on wherever it is."""
+    told = settings.get("virtual_address")
+    if not told:
+        return
+    where = "gateway_virtual_address"
+    try:
+        version = ipaddress.ip_interface(str(told)).version
+    except ValueError:
+        version = 0
+    if not version or "/" not in str(told):
+        fix = "Write it with the length of its network, such as 192.0.2.100/24"
+        yield Finding("gateway-virtual", where, f"it is {told!r}", fix)
+    elif ("*" if version == 4 else "::") not in (settings.get("addresses") or []):
+        every = "*" if version == 4 else "::"
+        fix = f'Leave gateway_addresses out, or have "{every}" in it: a gateway that does not hold the address cannot listen on it alone'
+        yield Finding("gateway-virtual", where, f"gateway_addresses is {settings.get('addresses')}", fix)
+
+
+def judge_pair(told: Mapping[str, Mapping[str, Any]], addresses: Mapping[str, Optional[str]]) -> List[Finding]:
+    """What is wrong with an address that gateways share, between them.
+
+    told       gateway to its variables without their prefix
+    addresses  every host of the fleet to its address
+    """
+    shared = {host: str(settings.get("virtual_address") or "") for host, settings in told.items()}
+    if not any(shared.values()):
+        return []
+    found = []
+    where = "gateway_virtual_address"
+    groups = {(shared[host], settings.get("virtual_router_id")) for host, settings in told.items()}
+    if len(groups) > 1:
+        message = f"it is not the same, with gateway_virtual_router_id, on all of {', '.join(told)}"
+        found.append(
+            Finding("gateway-virtual", where, message, "Set both for the group gateways, not for single hosts")
+        )
+    if len(told) < 2:
+        fix = "Put a second host into the group gateways, or leave the address out"
+        found.append(Finding("gateway-virtual", where, f"{', '.join(told)} is the only gateway", fix))
+    for host, address in addresses.items():
+        if address and address in [text.partition("/")[0] for text in shared.values()]:
+            fix = "Give the gateways one that no host has"
+            found.append(Finding("gateway-virtual", where, f"{address} is the address of {host}", fix))
     return found
 
 

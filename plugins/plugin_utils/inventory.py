@@ -669,15 +669,17 @@ def _gateway_findings(inventory: Inventory, read_services: list[services.Service
     """What role gateway would refuse or could not route, each mistake once for all gateways."""
     served = {service.name: list(service.served_model_names) for service in read_services}
     found: dict[Finding, None] = {}
+    every: dict[str, dict[str, Any]] = {}
     for host in inventory.group("gateways"):
-        settings = {
+        settings = every[host] = {
             name.removeprefix("gateway_"): inventory.role_value(host, "gateway", name)
             for name in data.role_options("gateway")
         }
         found.update(dict.fromkeys(gateway.judge(settings, served)))
         entries = settings["external"] if isinstance(settings["external"], list) else []
         found.update(dict.fromkeys(fault for entry in entries if isinstance(entry, dict) for fault in _lacking(entry)))
-    return list(found)
+    addresses = {host: _address(inventory, host)[0] for host in inventory.names}
+    return [*found, *gateway.judge_pair(every, addresses)]
 
 
 def _lacking(entry: Mapping[str, Any]) -> Iterable[Finding]:

@@ -26,7 +26,17 @@ from gpu_fleet.steps import LAB, LOGS, ROOT, Runner, Step, interruptible, undist
 TIERS = ("lint", "unit", "lab", "e2e", "long")
 DAILY = TIERS[:4]
 # Scenarios that the tier lab runs only when they are named: they take longer than the daily tests have.
-HEAVY = ("doctor", "gateway", "gpu_driver", "gpu_driver_nvidia", "gpu_driver_upgrade", "monitoring", "strangers", "teardown")
+HEAVY = (
+    "doctor",
+    "gateway",
+    "gateway_pair",
+    "gpu_driver",
+    "gpu_driver_nvidia",
+    "gpu_driver_upgrade",
+    "monitoring",
+    "strangers",
+    "teardown",
+)
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
 

@@ -1,7 +1,9 @@
 """The gateway's pure half: backends, maps, keys, what HAProxy says, and what of the user's variables is refused."""
 
 import hashlib
+import http.server
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -247,6 +249,78 @@ def test_an_external_upstream_that_is_wrong_is_refused(change, says):
 def test_two_upstreams_share_neither_name_nor_model():
     found = [f.message for f in gateway.judge({"external": [BOUGHT, BOUGHT]}, SERVED) if f.severity == "error"]
     assert found == ["its name is 'bought', which is taken or no name", "the name big is that of bought, too"]
+
+
+def virtual(address, addresses=("*",), router=51):
+    return {"virtual_address": address, "addresses": list(addresses), "virtual_router_id": router}
+
+
+def test_an_address_that_gateways_share():
+    assert gateway.judge(virtual("192.0.2.100/24"), SERVED) == []
+    assert gateway.judge(virtual(""), SERVED) == []
+    for address, addresses, says in (
+        ("192.0.2.100", ["*"], "it is '192.0.2.100'"),
+        ("gw/24", ["*"], "it is 'gw/24'"),
+        ("192.0.2.100/24", ["192.0.2.1"], "gateway_addresses is ['192.0.2.1']"),
+        ("2001:db8::9/64", ["*"], "gateway_addresses is ['*']"),
+    ):
+        (found,) = gateway.judge(virtual(address, addresses), SERVED)
+        assert says in found.message
+    (found,) = gateway.judge(virtual("192.0.2.100/24", router=256), SERVED)
+    assert "gateway_virtual_router_id is 256" in found.message
+
+
+def test_an_address_is_shared_by_all_gateways_and_by_no_host():
+    both = {"gw-01": virtual("192.0.2.100/24"), "gw-02": virtual("192.0.2.100/24")}
+    hosts = {"gw-01": "192.0.2.1", "gw-02": "192.0.2.2", "other": None}
+
+    def said(told, addresses=hosts):
+        return [found.message for found in gateway.judge_pair(told, addresses)]
+
+    assert said(both) == []
+    assert said({"gw-01": virtual("")}) == []
+    assert said({"gw-01": both["gw-01"]}) == ["gw-01 is the only gateway"]
+    assert "not the same" in said({**both, "gw-02": virtual("192.0.2.100/24", router=52)})[0]
+    assert "not the same" in said({**both, "gw-02": virtual("")})[0]
+    assert said(both, {**hosts, "gpu-01": "192.0.2.100"}) == ["192.0.2.100 is the address of gpu-01"]
+
+
+def test_the_interface_of_an_address():
+    facts = {
+        "interfaces": ["lo", "eth0"],
+        "lo": {"device": "lo", "ipv4": {"address": "127.0.0.1"}},
+        "eth0": {
+            "device": "eth0",
+            "ipv4": {"address": "192.0.2.100"},
+            "ipv4_secondaries": [{"address": "192.0.2.1"}],
+            "ipv6": [{"address": "2001:db8::1"}],
+        },
+    }
+    assert gateway.interface(facts, "192.0.2.1") == gateway.interface(facts, "2001:db8::1") == "eth0"
+    assert gateway.interface(facts, "192.0.2.7") == ""
+
+
+def test_whether_a_gateway_answers():
+    from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway_answers
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/healthz" else 503)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Nothing to tell."""
+
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    there = f"http://127.0.0.1:{served.server_port}"
+    try:
+        assert gateway_answers.answers(f"{there}/healthz")
+        assert not gateway_answers.answers(f"{there}/other")
+    finally:
+        served.shutdown()
+        served.server_close()
+    assert not gateway_answers.answers(f"{there}/healthz")
 
 
 def test_a_made_key_is_followed_by_another_and_the_former_one_stays(tmp_path):

@@ -486,6 +486,7 @@ def test_what_the_inventory_says_becomes_hosts(tmp_path):
         "nftables",
         "haproxy",
         "ca-certificates",
+        "keepalived",
     ]
     groups["monitors"] = ["gpu-01"]
     assert {"haproxy", "prometheus"} <= set(fill.hosts(Inventory(hostvars, groups), str(tmp_path))[2].packages)
