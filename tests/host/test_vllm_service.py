@@ -66,6 +66,12 @@ def test_systemd_has_nothing_to_say_against_the_unit(host, host_name):
     assert "vllm@" not in said.stderr
 
 
+def test_the_server_is_confined(host, host_name):
+    for instance in instances(host_name):
+        score = host.check_output(f"systemd-analyze security --no-pager vllm@{instance}.service | tail -1")
+        assert float(score.split(": ")[1].split()[0]) <= 3.0, score
+
+
 def test_the_head_answers_with_the_key_and_not_without(host):
     plan = json.loads(host.file(generation(host, "chat.0") + "/plan.json").content_string)
     url = f"http://{plan['head']['address']}:{plan['head']['port']}/v1/completions"
