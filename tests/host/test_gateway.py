@@ -426,6 +426,71 @@ def test_many_connections_of_one_client_shut_out_nobody_else(hosts):
     wait(_alive, "it does not answer any more")
 
 
+# So many connections from one address, kept open without a word; how many of them are still open at the end.
+HERD = """
+import resource, socket, sys, time
+gateway, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+links = []
+for _ in range(count):
+    try:
+        links.append(socket.create_connection((gateway, port), timeout=30))
+    except OSError:
+        pass
+print('open', flush=True)
+time.sleep(3)
+kept = 0
+for link in links:
+    link.setblocking(False)
+    try:
+        link.recv(1)
+    except BlockingIOError:
+        kept += 1
+    except OSError:
+        pass
+print(kept)
+"""
+
+
+def test_ten_thousand_connections_are_no_more_than_are_let_in_and_others_go_on(hosts):
+    gateway = hosts["gw-01"]
+    pid = gateway.check_output("pgrep -u haproxy -x haproxy")
+    for name in ("gpu-01", "gpu-02"):
+        hosts[name].check_output(f"cat > /run/herd.py <<'END'\n{HERD}\nEND")
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        herds = [
+            pool.submit(
+                lambda: (
+                    subprocess.run(
+                        [sys.executable, "-c", HERD, GATEWAY, str(PORT), "4000"],
+                        capture_output=True,
+                        text=True,
+                        check=True,
+                    ).stdout
+                )
+            )
+        ]
+        for name in ("gpu-01", "gpu-02"):
+            herds.append(
+                pool.submit(lambda name=name: hosts[name].check_output(f"python3 /run/herd.py {GATEWAY} {PORT} 3000"))
+            )
+        # A client at another address, the gateway's own, while they come.
+        code = (
+            "import http.client,ssl;c=http.client.HTTPSConnection('%s',%d,timeout=30,context=ssl._create_unverified_context());"
+            "c.request('GET','/v1/models',headers={'Authorization':'Bearer %s'});print(c.getresponse().status)"
+        )
+        statuses = []
+        while not all(herd.done() for herd in herds):
+            statuses.append(gateway.check_output(f'python3 -c "{code % (GATEWAY, PORT, ALL)}"'))
+    kept = [int(herd.result().split()[-1]) for herd in herds]
+    assert statuses
+    assert set(statuses) == {"200"}
+    assert all(count <= 1000 for count in kept), kept  # gateway_source_maxconn
+    assert int(show(hosts, "smax")["FRONTEND"]) <= 4000  # gateway_maxconn
+    wait(_alive, "it does not answer any more")
+    assert gateway.check_output("pgrep -u haproxy -x haproxy") == pid
+
+
 def _alive() -> bool:
     try:
         return ask({"model": "chat"}).status == 200
