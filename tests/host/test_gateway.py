@@ -409,6 +409,13 @@ def _timed(body):
     return ask(body), time.monotonic()
 
 
+def test_what_a_replica_says_of_the_services_key_is_not_told_as_the_clients_fault():
+    answer = ask({"model": "chat", "status": 401})
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (503, "replica_key")
+    assert answer.headers["retry-after"] == "1"
+    assert ask({"model": "chat", "status": 400}).status == 400
+
+
 def test_many_connections_of_one_client_shut_out_nobody_else(hosts):
     links = []
     for _ in range(1200):
