@@ -357,7 +357,7 @@ def alertmanager(settings: Mapping[str, Any]) -> Dict[str, Any]:
             },
             {
                 "source_matchers": ['alertname="HostDown"'],
-                "target_matchers": ['alertname=~"AgentDown|RankDown|PeersUnreachable|HostMetricsOld"'],
+                "target_matchers": ['alertname=~"AgentDown|RankDown|PeersUnreachable|HostMetricsOld|GatewayDown"'],
                 "equal": ["host"],
             },
         ],
