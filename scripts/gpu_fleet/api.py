@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from gpu_fleet import runs
+from gpu_fleet.domain import COLLECTION
 from gpu_fleet.events import Event
 from gpu_fleet.runs import Failure, FleetResult, Given
 
@@ -60,7 +61,7 @@ def play(
 
     Raises FileNotFoundError when there is no such inventory or playbook. What goes wrong on hosts is in the result.
     """
-    if not (runs.COLLECTION / "playbooks" / f"{playbook}.yml").is_file():
+    if not (COLLECTION / "playbooks" / f"{playbook}.yml").is_file():
         raise FileNotFoundError(f"the collection has no playbook {playbook}")
     return runs.run(playbook, Path(inventory), limit=limit, check=check, **options)
 

@@ -134,7 +134,7 @@ for module in (cli_topology, cli_status, cli_doctor, cli_bundle, cli_capacity):
 @app.command()
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Whose words.")]) -> None:
     """Print what makes a shell complete verbs and options of `fleet` and `scripts/fleet`; source it from its profile."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # typer's own, re-exported
 
     typer.echo(get_completion_script(prog_name="fleet", complete_var=COMPLETE, shell=shell))
 
@@ -142,7 +142,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
 def main() -> None:
     """The command `fleet` and scripts/fleet."""
     if COMPLETE in os.environ:
-        from typer.completion import completion_init
+        from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     try:

@@ -71,7 +71,9 @@ def examine(case: Case) -> dict[str, Any]:
     names = {host: told["hostname"] for host, told in case.evidence.items()}
     judged = made.answer()
     _past(judged["findings"], case, evidence)
-    answer = evidence.merged(judged, evidence.judge(case.evidence, case.asked, case.outcome.plan), names)
+    answer: dict[str, Any] = evidence.merged(
+        judged, evidence.judge(case.evidence, case.asked, case.outcome.plan), names
+    )
     for failure in case.outcome.failures:
         answer["notes"].append(f"{failure.host}: {failure.task}: {failure.message}")
     for host in case.outcome.unreachable:

@@ -146,7 +146,9 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
 class Verbs(typer.Typer):
     """Adds to each verb its examples, and to each that asks hosts the options that all of these have."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def command(  # type: ignore[override]  # whatever else typer's own takes is passed on
+        self, name: str | None = None, **settings: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             verb = name or function.__name__.replace("_", "-")
             if verb in ABOUT:
