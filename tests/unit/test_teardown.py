@@ -1,6 +1,7 @@
 """What goes from a host, what stays, and that data/made.yml knows all that the roles make."""
 
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -124,3 +125,113 @@ def test_every_file_that_a_role_makes_is_known(role):
     # What stands before the name of an instance.
     unknown = [path for path in unknown if path not in ("/etc/systemd/system/ray", "/etc/systemd/system/vllm")]
     assert unknown == []
+
+
+# The module on a host, its folders below a temporary one.
+
+
+class Module:
+    """What the module asks of Ansible."""
+
+    def __init__(self, check=False):
+        self.check_mode = check
+
+    def fail_json(self, **told):
+        raise AssertionError(told["msg"])
+
+
+@pytest.fixture
+def host_of(monkeypatch):
+    from ansible_collections.gpu_fleet.vllm.plugins.modules import teardown as module
+
+    asked = []
+
+    def systemctl(*arguments):
+        asked.append(arguments)
+        told = (
+            "ActiveState=active\nUnitFileState=enabled\n"
+            if arguments[-1].startswith("runs")
+            else "ActiveState=inactive\n"
+        )
+        return subprocess.CompletedProcess(arguments, 0, told, "")
+
+    monkeypatch.setattr(module.units, "systemctl", systemctl)
+
+    def make(check=False):
+        host = module.Host(Module(check))
+        host.asked = asked
+        return host
+
+    return make
+
+
+def grown(tmp_path):
+    """An instance's folder with a link out of it, a folder of somebody else's, a file with a block of ours."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/kept").write_text("kept")
+    (tmp_path / "made/sub").mkdir(parents=True)
+    (tmp_path / "made/sub/key").write_text("secret")
+    (tmp_path / "made/link").symlink_to(tmp_path / "outside")
+    (tmp_path / "linked").symlink_to(tmp_path / "outside")
+    (tmp_path / "apt").mkdir()
+    (tmp_path / "apt/own.list.aside").write_text("deb x")
+    (tmp_path / "conf").write_text("A=1\n# BEGIN x\nB=2\n# END x\n")
+    (tmp_path / "only").write_text("# BEGIN x\nB=2\n# END x\n")
+
+
+def take(host, tmp_path):
+    for name in ("made", "linked", "missing"):
+        host.remove(str(tmp_path / name))
+    host.remove_block(str(tmp_path / "conf"), "# BEGIN x", "# END x")
+    host.remove_block(str(tmp_path / "only"), "# BEGIN x", "# END x")
+    host.put_back([str(tmp_path / "apt"), str(tmp_path / "none")], ".aside")
+
+
+def test_check_mode_names_what_goes_and_touches_nothing(tmp_path, host_of):
+    grown(tmp_path)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    looked, done = host_of(check=True), host_of()
+    take(looked, tmp_path)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    take(done, tmp_path)
+    assert looked.gone == done.gone
+
+
+def test_a_link_goes_and_what_it_points_at_stays(tmp_path, host_of):
+    grown(tmp_path)
+    host = host_of()
+    take(host, tmp_path)
+    assert (tmp_path / "outside/kept").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["apt", "conf", "outside"]
+    assert (tmp_path / "conf").read_text() == "A=1\n"
+    assert [path.name for path in (tmp_path / "apt").iterdir()] == ["own.list"]
+    again = host_of()
+    take(again, tmp_path)
+    assert again.gone == []
+
+
+def test_a_folder_with_what_others_put_there_stays_and_is_named(tmp_path, host_of):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/theirs").write_text("")
+    (tmp_path / "empty").mkdir()
+    host = host_of()
+    for name in ("full", "empty", "missing"):
+        host.remove_empty(str(tmp_path / name))
+    assert host.kept == [f"{tmp_path}/full, with theirs"]
+    assert host.gone == [f"{tmp_path}/empty"]
+
+
+def test_what_runs_or_is_enabled_is_stopped_and_nothing_else(host_of):
+    host = host_of()
+    host.stop("runs.service")
+    host.stop("gone.service")
+    assert host.gone == ["runs.service"]
+    assert ("disable", "--now", "runs.service") in host.asked
+    assert not any("gone.service" in call and "disable" in call for call in host.asked)
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/etc/", "/var/.."])
+def test_no_place_of_everybody_is_ever_taken_away(path, host_of):
+    """In check mode, so that a fault shows and does no harm."""
+    with pytest.raises(AssertionError, match="is no place of the collection's own"):
+        host_of(check=True).remove(path)
