@@ -25,6 +25,7 @@ Run = Callable[[Sequence[str], float], Tuple[int, str, str]]
 
 MOST_LINES = 20000  # of a journal, the newest
 MOST_BYTES = 64 << 20
+MOST_METRICS = 4 << 20
 PATIENCE = 60.0
 FLEET_TABLE = "inet gpu_fleet"
 UNITS = ("vllm@*", "ray@*", "nvidia-fabricmanager*")
@@ -32,6 +33,7 @@ PROPERTIES = "Id,ActiveState,SubState,Result,ExecMainStatus,NRestarts,Invocation
 FOLDERS = ("/", "/var/lib/vllm", "/var/cache/vllm", "/opt/vllm", "/tmp", "/dev/shm")
 FULL_SHARE, FULL_BYTES = 0.01, 64 << 20  # a disk with less than both left is full
 CLOCK_SECONDS = 2.0
+FULL_CACHE = 0.95
 FRESH = 600.0  # seconds: an agent's state that is older than that says nothing
 # Variables that name the interface ranks meet over (NCCL's "Environment Variables"; torch ProcessGroupGloo.cpp), of a generation's
 # environment; NCCL's may be in its own file, too.
@@ -54,9 +56,17 @@ def unpacked(text: str) -> str:
 
 
 def gather(
-    run: Run, since: str, agents: Mapping[str, str], certificates: Sequence[str], *, models: str = "", root: str = "/"
+    run: Run,
+    since: str,
+    agents: Mapping[str, str],
+    certificates: Sequence[str],
+    *,
+    pages: Optional[Mapping[str, str]] = None,
+    models: str = "",
+    root: str = "/",
 ) -> Dict[str, Any]:
-    """since: as journalctl takes it, or empty for all since boot. agents: instance to the URL of this host's agent. models: the store."""
+    """since: as journalctl takes it, or empty for all since boot. agents: instance to the URL of this host's agent; pages: name to the
+    URL of a page of metrics here. models: the store."""
 
     def said(*argv: str) -> str:
         try:
@@ -78,6 +88,7 @@ def gather(
         ),
         "plans": _plans(),
         "agents": {instance: _state(url) for instance, url in agents.items()},
+        "metrics": {name: text for name, url in (pages or {}).items() if (text := _page(url))},
         "disks": _disks(),
         "certificates": _ends(certificates),
         "models": _models(models),
@@ -114,6 +125,17 @@ def _state(url: str) -> Optional[Dict[str, Any]]:
     except (OSError, ValueError):
         return None
     return state if isinstance(state, dict) else None
+
+
+def _page(url: str) -> str:
+    """A page of metrics, without what only histograms and explanations fill it with; empty where nobody answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as answer:
+            text = answer.read(MOST_METRICS).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return ""
+    return "".join(f"{line}\n" for line in text.splitlines() if line[:1] != "#" and "_bucket{" not in line)
 
 
 def _disks() -> List[Dict[str, Any]]:
@@ -385,6 +407,31 @@ def _cut_off(hosts: Mapping[str, Mapping[str, Any]]) -> List[Dict[str, Any]]:
                 f"On {blamed}: `nft list ruleset` and look for who drops packets {way}; playbooks/site.yml puts the fleet's own table right.",
             )
         )
+    return found
+
+
+def load(told: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> List[str]:
+    """What a host's servers have to do, where it is much: requests wait, or the KV cache is full. names: notion to names of its metric."""
+    found = []
+    for page, text in sorted(told["metrics"].items()):
+        sums: Dict[str, float] = {}
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            notion = next((notion for notion, known in names.items() if name.partition("{")[0] in known), None)
+            if notion:
+                try:
+                    sums[notion] = (
+                        max(sums.get(notion, 0.0), float(value))
+                        if notion == "kv_usage"
+                        else sums.get(notion, 0.0) + float(value)
+                    )
+                except ValueError:
+                    continue
+        if sums.get("waiting") or sums.get("kv_usage", 0.0) >= FULL_CACHE:
+            found.append(
+                f"{page.rpartition(' ')[2]}: {sums.get('running', 0):.0f} requests run, {sums.get('waiting', 0):.0f} wait, "
+                f"{sums.get('kv_usage', 0):.0%} of the KV cache are in use"
+            )
     return found
 
 

@@ -10,7 +10,7 @@ module: evidence
 short_description: Collect from a host what bears on why something does not work
 version_added: 0.1.0
 description:
-  - Journal of the servers and of the kernel, state of the units, plans, what the agents say, disks, ends of certificates, whether the
+  - Journal of the servers and of the kernel, state of the units, plans, what the agents say, metrics, disks, ends of certificates, whether the
     models' files are there, interfaces that ranks are told, the fleet's firewall table, topology. It only reads, and reads no key and
     no file of secrets.
 author: The gpu_fleet authors (@gpu-fleet)
@@ -18,6 +18,7 @@ options:
   since: {description: "As C(journalctl --since) takes it. Empty, since the host came up.", type: str, default: ""}
   agents: {description: Instance to the URL of this host's agent., type: dict, default: {}}
   certificates: {description: Certificates whose end is looked at., type: list, elements: path, default: []}
+  pages: {description: Name of a page of metrics on this host to its URL., type: dict, default: {}}
   models: {description: Folder of the models that role model_store brought. Empty, they are not looked at., type: str, default: ""}
 attributes:
   check_mode: {support: full, description: Only looks.}
@@ -47,12 +48,15 @@ def main():
             "since": {"type": "str", "default": ""},
             "agents": {"type": "dict", "default": {}},
             "certificates": {"type": "list", "elements": "path", "default": []},
+            "pages": {"type": "dict", "default": {}},
             "models": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
     p = module.params
-    found = evidence.gather(gpu_facts.command, p["since"], p["agents"], p["certificates"], models=p["models"])
+    found = evidence.gather(
+        gpu_facts.command, p["since"], p["agents"], p["certificates"], pages=p["pages"], models=p["models"]
+    )
     module.exit_json(changed=False, evidence=found)
 
 

@@ -18,6 +18,7 @@ ABOUT = {
     "units.json": "state of the units",
     "plans.json": "what each replica was launched with here",
     "agents.json": "what the agents say",
+    "metrics.txt": "what servers and agents count, without histograms",
     "disks.json": "file systems",
     "certificates.json": "ends of certificates",
     "models.json": "models whose files are missing or cut off",
@@ -57,6 +58,7 @@ def contents(
             files[f"{folder}/{name}.json"] = _json(told[name])
         for name in ("firewall", "addresses", "topology", "gpus"):
             files[f"{folder}/{name}.txt"] = told[name]
+        files[f"{folder}/metrics.txt"] = "".join(f"# {page}\n{text}" for page, text in sorted(told["metrics"].items()))
         if host in case.facts:
             files[f"{folder}/facts.json"] = _json(case.facts[host])
     clean = {name: redactor.text(text) for name, text in files.items() if text.strip()}

@@ -50,7 +50,7 @@ def collect(
 
 def examine(case: Case) -> dict[str, Any]:
     """The doctor's answer for a case: first cause over all hosts, by their logs and by their state."""
-    from gpu_fleet.domain import module_util, plugin_util
+    from gpu_fleet.domain import data_cached, module_util, plugin_util
 
     evidence = module_util("evidence")
     known: dict[str, dict[str, Any]] = {}
@@ -74,6 +74,10 @@ def examine(case: Case) -> dict[str, Any]:
     answer: dict[str, Any] = evidence.merged(
         judged, evidence.judge(case.evidence, case.asked, case.outcome.plan), names
     )
+    metrics = data_cached("metrics")
+    notions = {name: [entry["name"] for entry in metrics[name]["names"]] for name in ("running", "waiting", "kv_usage")}
+    for host, told in case.evidence.items():
+        answer["notes"] += [f"{host}: {said}" for said in evidence.load(told, notions)]
     for failure in case.outcome.failures:
         answer["notes"].append(f"{failure.host}: {failure.task}: {failure.message}")
     for host in case.outcome.unreachable:

@@ -1,6 +1,7 @@
 """A whole fleet's case: journals of several hosts and the state of each, judged together."""
 
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ def told(host, **changes):
         "certificates": {},
         "models": {},
         "interfaces": {},
+        "metrics": {},
         "drops": [],
         "addresses": "",
         **changes,
@@ -267,6 +269,36 @@ def test_collecting_reads_and_says_nothing_secret():
     assert all(argv[0] in ("journalctl", "systemctl", "nft", "ip", "nvidia-smi") for argv in asked)
     assert [word for word in asked[0] if word.startswith("--since")] == ["--since=-1h"]
     assert not any("secrets" in word or "--show-environment" in word for argv in asked for word in argv)
+
+
+RECORDED = Path(__file__).parent / "fixtures/metrics/vllm-0.32.0-cpu.txt"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "usage", "says"),
+    [
+        ("0.0", "0.2", ""),
+        ("7.0", "0.2", "gpu-01: chat.0: 0 requests run, 7 wait, 20% of the KV cache are in use"),
+        ("0.0", "0.98", "gpu-01: chat.0: 0 requests run, 0 wait, 98% of the KV cache are in use"),
+    ],
+)
+def test_a_server_with_much_to_do_is_a_note_and_no_finding(waiting, usage, says):
+    text = RECORDED.read_text()
+    for name, value in (("vllm:num_requests_waiting", waiting), ("vllm:kv_cache_usage_perc", usage)):
+        text, count = re.subn(rf"^({name}\{{[^}}]*\}}) .*$", rf"\1 {value}", text, flags=re.MULTILINE)
+        assert count == 1
+    answer = collect.examine(case(gpu_01={"metrics": {"vllm chat.0": text}}))
+    assert answer["findings"] == [] and answer["notes"] == ([says] if says else [])
+
+
+def test_pages_of_metrics_come_without_histograms():
+    import metrics_world
+
+    with metrics_world.serving({"/metrics": RECORDED.read_text()}) as port:
+        pages = {"vllm chat.0": f"http://127.0.0.1:{port}/metrics", "vllm chat.1": f"http://127.0.0.1:{port}/absent"}
+        found = evidence.gather(lambda *_: (0, "", ""), "", {}, [], pages=pages)["metrics"]
+    assert list(found) == ["vllm chat.0"] and "vllm:num_requests_waiting{" in found["vllm chat.0"]
+    assert "_bucket{" not in found["vllm chat.0"] and "# HELP" not in found["vllm chat.0"]
 
 
 def test_commands_that_are_missing_or_hang_are_no_failure():
