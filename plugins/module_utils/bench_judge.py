@@ -542,7 +542,7 @@ def recommend(
     at = point["median"]
     settings: Dict[str, Any] = {"max-num-seqs": math.ceil(point["concurrency"])}
     evidence = [
-        f"concurrency {point['concurrency']:g}: {at['output_tokens_per_second']:,.4g} output tokens/s, {at['requests_per_second']:.4g} requests/s, "
+        f"concurrency {point['concurrency']:g}: {at['output_tokens_per_second']:,.1f} output tokens/s, {at['requests_per_second']:.4g} requests/s, "
         f"TTFT p95 {at['ttft_p95_ms']:,.0f} ms, ITL p95 {at.get('itl_p95_ms', 0.0):,.1f} ms (medians of {point['repeats']})"
     ]
     if point["concurrency"] != bend["concurrency"]:

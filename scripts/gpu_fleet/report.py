@@ -16,6 +16,7 @@ from gpu_fleet.report_plots import Chart, Line, svg
 OUTCOMES = {"pass": "pass", "warn": "warning", "fail": "failed", "unknown": "not known"}
 METRICS = (("ttft", "time to first token"), ("itl", "time between two tokens"), ("e2el", "whole request"))
 SHARES = (50, 95, 99)
+SINCE = "seconds since the first look"
 STYLE = """
 :root{color-scheme:light}*{box-sizing:border-box}
 body{font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;color:#1b1f24;background:#fff;margin:0 auto;
@@ -28,8 +29,8 @@ p{margin:.4rem 0}.quiet{color:#57606a}ul{margin:.2rem 0;padding-left:1.2rem}
 th,td{border-bottom:1px solid #d0d7de;padding:.25rem .6rem;text-align:left;vertical-align:top}
 th.n,td.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 td.range{color:#57606a}tr.knee{background:#fff8c5}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr));gap:1.2rem}
-figure{margin:0;max-width:36rem}svg.chart{width:100%;height:auto;font:13px system-ui,"DejaVu Sans",sans-serif}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1.2rem}
+figure{margin:0;max-width:31rem}svg.chart{width:100%;height:auto;font:13px system-ui,"DejaVu Sans",sans-serif}
 .grid{stroke:#e4e8ec}.axis{stroke:#57606a}.tick,.small{font-size:12px;fill:#3d444d}.label{font-size:13px;fill:#1b1f24}
 .limit{stroke:#a40e26;stroke-dasharray:4 3}.ring{fill:none;stroke:#a40e26;stroke-width:2}.band{fill:#0072b2;fill-opacity:.1}
 .none{font-size:13px;fill:#57606a}img{max-width:100%;height:auto}
@@ -49,7 +50,10 @@ def page(told: Mapping[str, Any]) -> str:
         _head(told),
         _section("Verdicts", _verdicts(told)),
         _section("What to run at", _advice(told)),
-        _section("Latency and throughput", _charts(latency(told))),
+        _section(
+            "Latency and throughput",
+            "<p>Numbers beside points are requests at once; the ring is the knee.</p>" + _charts(latency(told)),
+        ),
         _section("Sweep", _sweep(told)),
         _section("Open load", _open(told)) if told["open"] else "",
         _section("Memory and load over time", _charts(courses(told))),
@@ -186,7 +190,7 @@ def latency(told: Mapping[str, Any]) -> list[Chart]:
             ring = (knee["median"]["output_tokens_per_second"], knee["median"][f"{metric}_p95_ms"])
         charts.append(
             Chart(
-                title=f"{words[0].upper()}{words[1:]} against throughput (numbers: requests at once)",
+                title=f"{words[0].upper()}{words[1:]} against throughput",
                 x="output tokens/s",
                 y=f"{words}, ms",
                 lines=lines,
@@ -245,10 +249,10 @@ def courses(told: Mapping[str, Any]) -> list[Chart]:
                 Line(name, [(at, server[name]) for at, server in said if name in server])
                 for name in ("running", "waiting")
             ]
-            charts.append(Chart(f"{host}: requests in the server", "s", "requests", lines, bands=bands, marked=False))
+            charts.append(Chart(f"{host}: requests in the server", SINCE, "requests", lines, bands=bands, marked=False))
             kv = [(at, server["kv_usage"] * 100) for at, server in said if "kv_usage" in server]
             charts.append(
-                Chart(f"{host}: KV cache in use", "s", "%", [Line("KV cache", kv)], bands=bands, marked=False)
+                Chart(f"{host}: KV cache in use", SINCE, "%", [Line("KV cache", kv)], bands=bands, marked=False)
             )
     return charts
 
@@ -274,8 +278,8 @@ def _gpu_charts(
         mean = [(at, sum(values) / len(values)) for at, values in sorted(shares.items())]
         busy.append(Line(f"{words} (mean of the GPUs)", mean))
     return [
-        Chart(f"{host}: memory of the GPUs", "s", "MiB", memory, limits=limits, bands=bands, marked=False),
-        Chart(f"{host}: share of time in use (NVML)", "s", "% of the time", busy, bands=bands, marked=False),
+        Chart(f"{host}: memory of the GPUs", SINCE, "MiB", memory, limits=limits, bands=bands, marked=False),
+        Chart(f"{host}: share of time in use (NVML)", SINCE, "% of the time", busy, bands=bands, marked=False),
     ]
 
 

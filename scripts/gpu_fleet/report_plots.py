@@ -136,13 +136,15 @@ def svg(chart: Chart) -> str:
         parts.append(
             f'<rect class="band" x="{across.at(begin):.1f}" y="{TOP:g}" width="{max(across.at(end) - across.at(begin), 1):.1f}" '
             f'height="{HEIGHT - BOTTOM - TOP:g}"><title>{escape(name)}</title></rect>'
-            f'<text class="small" x="{across.at(begin) + 3:.1f}" y="{TOP + LETTER:g}">{escape(name)}</text>'
+            f'<text class="small" x="{across.at(begin) + 3:.1f}" y="{HEIGHT - BOTTOM - 5:g}">{escape(name)}</text>'
         )
     for name, value in chart.limits:
         y = up.at(value)
+        # Above its line, and below it where the chart ends there. On the left, where loads and so latencies are small.
+        text = y - 4 if y > TOP + LETTER else y + LETTER
         parts.append(
             f'<line class="limit" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="small" x="{WIDTH - RIGHT - 2:g}" y="{y - 4:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text class="small" x="{LEFT + 6:g}" y="{text:.1f}">{escape(name)}</text>'
         )
     if chart.ring:
         x, y = across.at(chart.ring[0]), up.at(chart.ring[1])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+from pathlib import Path
 
 from bench_world import PLAN, made
-from conftest import REPOSITORY
 
-sys.path.insert(0, str(REPOSITORY / "tests" / "replay"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "replay"))
 
 import hosts
 
