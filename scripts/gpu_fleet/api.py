@@ -76,9 +76,25 @@ def validate(inventory: Inventory, **options: Unpack[Options]) -> FleetResult:
     return play("validate", inventory, **options)
 
 
-def plan(inventory: Inventory, **options: Unpack[Options]) -> FleetResult:
-    """What every service will be launched with, and why (`plan`); asks the hub for models that come from it."""
-    return play("validate", inventory, **_with(options, validate_ask_hub=True))
+def plan(inventory: Inventory, *, ask_hosts: bool = False, **options: Unpack[Options]) -> FleetResult:
+    """What every service will be launched with, and why (`plan`); asks the hub for models that come from it.
+
+    With ask_hosts the hosts are asked for what the inventory no longer names (`left_over`), which makes the status 1.
+    """
+    if not ask_hosts:
+        return play("validate", inventory, **_with(options, validate_ask_hub=True))
+    result = play("plan", inventory, **_with(options, plan_ask_hosts=True))
+    if result.left_over and not result.exit_status:
+        result.status = 1
+        result.failures = [
+            Failure(
+                host,
+                "plan",
+                f"left over, named by the inventory no longer: {', '.join(names)}. fleet teardown takes it away",
+            )
+            for host, names in result.left_over.items()
+        ]
+    return result
 
 
 def deploy(
@@ -95,8 +111,12 @@ def verify(inventory: Inventory, limit: str | None = None, **options: Unpack[Opt
     if differ and not result.exit_status:
         result.status = 1
         shows = f"ansible-playbook playbooks/verify.yml -i {inventory} --check --diff shows how"
+
+        def left(host: str) -> str:
+            return f" ({', '.join(result.left_over[host])})" if host in result.left_over else ""
+
         result.failures = [
-            Failure(host, "verify", f"{'; '.join(result.differing.get(host, [])) or count} differ. {shows}")
+            Failure(host, "verify", f"{'; '.join(result.differing.get(host, [])) or count} differ{left(host)}. {shows}")
             for host, count in differ.items()
         ]
     return result

@@ -25,11 +25,17 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option("--from", help="Judge one launch, a YAML file; - reads standard input (docs/plan.md)."),
         ] = None,
+        ask_hosts: Annotated[
+            bool,
+            typer.Option(
+                "--ask-hosts", help="Ask the hosts, too, what the inventory no longer names (docs/change.md)."
+            ),
+        ] = False,
         json_: Json = False,
     ) -> None:
         """What every service will be launched with, and why; no host is touched.
 
-        Exit status 1: a saved launch cannot work. 2: the inventory is refused, or the file is no launch.
+        Exit status 1: a saved launch cannot work, or a host has something left over. 2: the inventory is refused, or the file is no launch.
         """
         if (inventory is None) == (source is None):
             typer.echo("give an inventory (-i) or a launch (--from), one of them", err=True)
@@ -39,8 +45,8 @@ def register(app: typer.Typer) -> None:
         assert inventory is not None
         from gpu_fleet import api
 
-        outcome = call(api.plan, json_, inventory)
-        if json_ or outcome.exit_status:
+        outcome = call(api.plan, json_, inventory, ask_hosts=ask_hosts)
+        if json_ or (outcome.exit_status and not outcome.left_over):
             finish(outcome, json_, "")
         from rich.console import Console
 
@@ -54,7 +60,9 @@ def register(app: typer.Typer) -> None:
         for name, replica in replicas.items():
             for reason in replica["reasons"]:
                 console.print(f"{name}: {reason}", markup=False)
-        raise typer.Exit(0)
+        for failure in outcome.failures:
+            console.print(f"{failure.host}: {failure.message}", markup=False)
+        raise typer.Exit(outcome.exit_status)
 
 
 def _judge_launch(source: Path, as_json: bool) -> NoReturn:

@@ -25,6 +25,7 @@ from gpu_fleet.events import Event
 
 PLAN_TASK = "fleet_plan"
 MIRROR_TASK = "vllm.mirror"
+TEARDOWN_TASK = "vllm.teardown"
 OLDEST_ANSIBLE = (2, 18)  # requires_ansible of meta/runtime.yml
 # Playbooks that change hosts: from one machine one at a time on a fleet. A drain may come in between, as on a gateway.
 CHANGING = frozenset({"site", "deploy", "upgrade", "rollback", "driver", "gateway", "monitoring", "teardown"})
@@ -55,6 +56,7 @@ class FleetResult:
     differing    names of the tasks that changed or would change something, by host
     plan         the plan, once the inventory was judged right; summary is it in lines for people
     hosts        what role gpu_topology published, by host
+    left_over    instances that a host has and the inventory does not name there, by host, where hosts were asked
     stages       seconds by host and stage
     seconds      in all
     folder       where the logs are (kept.py)
@@ -71,6 +73,7 @@ class FleetResult:
     plan: dict[str, Any] | None = None
     summary: list[str] = field(default_factory=list)
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_over: dict[str, list[str]] = field(default_factory=dict)
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
     folder: Path | None = None
@@ -98,6 +101,7 @@ class FleetResult:
             "summary": self.summary,
             "plan": self.plan,
             "hosts": self.hosts,
+            "left_over": self.left_over,
             "stages": {
                 host: {stage: round(spent, 1) for stage, spent in stages.items()}
                 for host, stages in self.stages.items()
@@ -138,6 +142,8 @@ def _read(result: FleetResult, event: Event) -> None:
             left = brought.get("left_over") or []
             strange = [f"left over, needed by nothing and not touched: {', '.join(left)}"] if left else []
             result.summary = [*brought["summary"], *brought.get("notes", []), *strange]
+        elif action.endswith(TEARDOWN_TASK) and brought.get("left_over"):
+            result.left_over[event.host] = brought["left_over"]
         elif "gpu_topology_facts" in (brought.get("ansible_facts") or {}):
             result.hosts[event.host] = {
                 key: brought["ansible_facts"][f"gpu_topology_{key}"]

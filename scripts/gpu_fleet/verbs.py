@@ -61,6 +61,7 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
         "What every service will be launched with, and why",
         (
             "scripts/fleet plan -i inventories/prod",
+            "scripts/fleet plan -i inventories/prod --ask-hosts",
             "scripts/fleet plan --from launch.yml --json",
         ),
     ),

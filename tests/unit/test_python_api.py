@@ -109,6 +109,22 @@ def test_what_differs_makes_verify_a_failure(monkeypatch):
     assert result.failures[0].message.startswith("Write the unit differ. ansible-playbook playbooks/verify.yml")
 
 
+def test_what_is_left_over_on_hosts_is_told_by_plan_and_verify(monkeypatch):
+    asked = []
+
+    def run(playbook, *_, **options):
+        asked.append((playbook, options.get("variables")))
+        return runs.FleetResult(changed={"gpu-01": 1}, differing={"gpu-01": ["Left"]}, left_over={"gpu-01": ["old.0"]})
+
+    monkeypatch.setattr(runs, "run", run)
+    result = api.plan("inv", ask_hosts=True)
+    assert asked == [("plan", {"plan_ask_hosts": True})]
+    assert (result.exit_status, result.failures[0].host) == (1, "gpu-01")
+    assert "old.0" in result.failures[0].message
+    assert result.as_dict()["left_over"] == {"gpu-01": ["old.0"]}
+    assert "Left differ (old.0)." in api.verify("inv").failures[0].message
+
+
 def test_no_such_inventory_or_playbook(prod):
     with pytest.raises(FileNotFoundError, match="/nowhere"):
         api.deploy("/nowhere")
