@@ -161,7 +161,7 @@ def test_a_service_goes_and_cuts_off_nobody(hosts):
     openings = hosts["gpu-01"].check_output("nft list table inet gpu_fleet")
     assert "8100" in openings
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ask, "old", 16)
+        running = pool.submit(ask, "old", 31)
         time.sleep(1)
         run = play(teardown_services="old", **ONLY_CHAT)
         assert run.status == 0, run.said[-3000:]
