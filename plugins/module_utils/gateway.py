@@ -202,6 +202,23 @@ def read_stat(text: str) -> Dict[str, Dict[str, str]]:
     return {f"{row.get('pxname')}/{row.get('svname')}": row for row in rows}
 
 
+def read_admin(text: str) -> Dict[str, int]:
+    """`show servers state`: BACKEND/SERVER to srv_admin_state (management.txt, bits SRV_ADMF_*).
+
+    A server that is down says nothing of it in `show stat`, drained or not (stats_fill_sv_computestate of HAProxy's stats.c).
+    """
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    head = next((line[1:] for line in lines if line[0] == "#"), [])
+    rows = [dict(zip(head, line)) for line in lines if len(line) > 6 and line[0] != "#"]  # noqa: B905 (as above)
+    return {f"{row.get('be_name')}/{row.get('srv_name')}": int(row.get("srv_admin_state") or 0) for row in rows}
+
+
+def drained(row: Mapping[str, Any]) -> bool:
+    """Whether somebody took a server out: FMAINT 1 or FDRAIN 8 of read_admin, in the row's `admin`, or its status."""
+    status = str(row.get("status", ""))
+    return bool(int(row.get("admin") or 0) & 9) or "DRAIN" in status or status.startswith("MAINT")
+
+
 def busy(row: Mapping[str, str]) -> int:
     """Requests that a server works on or that wait for it alone."""
     return int(row.get("scur") or 0) + int(row.get("qcur") or 0)

@@ -87,11 +87,13 @@ PAUSE = 0.25  # seconds between two looks
 
 
 def look(path):
-    """All servers of the running gateway; None where none runs."""
+    """All servers of the running gateway, with what was said of each (admin); None where none runs."""
     try:
-        return gateway.read_stat(haproxy_socket.shown(path, "show stat"))
+        rows = gateway.read_stat(haproxy_socket.shown(path, "show stat"))
+        said = gateway.read_admin(haproxy_socket.shown(path, "show servers state"))
     except OSError:
         return None
+    return {name: {**row, "admin": said.get(name, 0)} for name, row in rows.items()}
 
 
 def wait(path, servers, deadline, done):
@@ -102,11 +104,6 @@ def wait(path, servers, deadline, done):
         if all(done(rows[name]) for name in servers if name in rows) or time.monotonic() >= until:
             return rows
         time.sleep(PAUSE)
-
-
-def drain_is(row):
-    """Whether somebody drained it; a server that is down and drained says both."""
-    return "DRAIN" in str(row.get("status", "")) or str(row.get("status", "")).startswith("MAINT")
 
 
 def kept(path):
@@ -163,13 +160,13 @@ def main():
     noted = f"{p['state_file']}.kept"
     operators = kept(noted)
     if p["state"] == "repaired":
-        p["servers"] = [name for name, row in rows.items() if drain_is(row) and name not in operators]
+        p["servers"] = [name for name, row in rows.items() if gateway.drained(row) and name not in operators]
     elif p["state"] == "admitted" and not p["keep"]:
         p["servers"] = [name for name in p["servers"] if name not in operators]
     known = [name for name in p["servers"] if name in rows and gateway.is_at(rows[name], p["addresses"])]
     unknown = [name for name in p["servers"] if name not in known]
     drain = p["state"] == "drained"
-    todo = [name for name in known if drain_is(rows[name]) != drain]
+    todo = [name for name in known if gateway.drained(rows[name]) != drain]
     if drain and p["others"] and todo and alone(rows, known):
         module.fail_json(
             msg=(

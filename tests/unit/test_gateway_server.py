@@ -12,32 +12,47 @@ class Over(Exception):
     """How the module ended."""
 
 
+class Servers:
+    """Two replicas as HAProxy knows them: `up`, and what was said of each, of which a server that is down says nothing."""
+
+    def __init__(self) -> None:
+        self.up = {"chat/chat.0": True, "chat/chat.1": True}
+        self.admin = dict.fromkeys(self.up, 0)
+
+    def status(self, name: str) -> str:
+        return ("DRAIN" if self.admin[name] else "UP") if self.up[name] else "DOWN"
+
+    def shown(self, _path: str, command: str) -> str:
+        if command == "show stat":
+            rows = [f"{name.replace('/', ',')},0,0,{self.status(name)}" for name in self.up]
+            return "\n".join(["# pxname,svname,qcur,scur,status", *rows])
+        assert command == "show servers state"
+        rows = [
+            f"3 chat 1 {name.split('/')[1]} 192.0.2.1 {2 * self.up[name]} {said} 1" for name, said in self.admin.items()
+        ]
+        head = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
+        return "\n".join(["1", head, *rows])
+
+    def tell(self, _path: str, command: str) -> None:
+        _set, _server, name, _state, to = command.split()
+        self.admin[name] = {"drain": 8, "ready": 0}[to]
+
+
 @pytest.fixture(name="gateway")
 def played(monkeypatch, tmp_path):
-    """A gateway before two replicas: server to status; and the module, asked."""
-    status = {"chat/chat.0": "UP", "chat/chat.1": "UP"}
-    monkeypatch.setattr(
-        gateway_server,
-        "look",
-        lambda _path: {name: {"status": word, "scur": "0", "svname": name} for name, word in status.items()},
-    )
-
-    def tell(_path, command):
-        _set, _server, name, _state, to = command.split()
-        status[name] = "DRAIN" if to == "drain" else "UP"
-
-    monkeypatch.setattr(gateway_server.haproxy_socket, "tell", tell)
+    """A gateway before two replicas, and the module, asked."""
+    servers = Servers()
+    monkeypatch.setattr(gateway_server.haproxy_socket, "shown", servers.shown)
+    monkeypatch.setattr(gateway_server.haproxy_socket, "tell", servers.tell)
     monkeypatch.setattr(gateway_server.haproxy_socket, "keep", lambda *_: None)
 
-    def ask(state, *servers, **more):
+    def ask(state, *names, **more):
         class Module:
             check_mode = False
 
             def __init__(self, argument_spec, supports_check_mode):
                 told = {name: entry.get("default") for name, entry in argument_spec.items()}
-                told.update(
-                    state=state, servers=list(servers), state_file=str(tmp_path / "servers"), deadline=0, **more
-                )
+                told.update(state=state, servers=list(names), state_file=str(tmp_path / "servers"), deadline=0, **more)
                 self.params = told
 
             def exit_json(self, **told):
@@ -51,34 +66,46 @@ def played(monkeypatch, tmp_path):
             gateway_server.main()
         return json.loads(str(over.value))
 
-    return status, ask
+    return servers, ask
 
 
 def test_a_change_takes_aside_and_lets_in_again(gateway):
-    status, ask = gateway
+    servers, ask = gateway
     assert ask("drained", "chat/chat.0")["changed"]
-    assert status == {"chat/chat.0": "DRAIN", "chat/chat.1": "UP"}
+    assert (servers.status("chat/chat.0"), servers.status("chat/chat.1")) == ("DRAIN", "UP")
     assert not ask("drained", "chat/chat.0")["changed"]
     assert ask("admitted", "chat/chat.0")["changed"]
-    assert set(status.values()) == {"UP"}
+    assert servers.status("chat/chat.0") == "UP"
+
+
+@pytest.mark.parametrize(("state", "names"), [("admitted", ["chat/chat.0"]), ("repaired", [])])
+def test_what_is_down_since_it_was_drained_is_let_in_too(gateway, state, names):
+    """Of a server that is down the status is DOWN, drained or not: it came back as DRAIN with the next right probe."""
+    servers, ask = gateway
+    ask("drained", "chat/chat.0")
+    servers.up["chat/chat.0"] = False
+    assert not ask("drained", "chat/chat.0")["changed"]
+    ask(state, *names)
+    servers.up["chat/chat.0"] = True
+    assert servers.status("chat/chat.0") == "UP"
 
 
 def test_what_an_operator_drained_is_let_in_by_an_operator_alone(gateway):
-    status, ask = gateway
+    servers, ask = gateway
     ask("drained", "chat/chat.0", keep=True)
     assert not ask("admitted", "chat/chat.0")["changed"]
     assert not ask("repaired")["changed"]
-    assert status["chat/chat.0"] == "DRAIN"
+    assert servers.status("chat/chat.0") == "DRAIN"
     assert ask("admitted", "chat/chat.0", keep=True)["changed"]
-    assert status["chat/chat.0"] == "UP"
+    assert servers.status("chat/chat.0") == "UP"
     # It is forgotten that it was drained: the next change lets it in.
     ask("drained", "chat/chat.0")
     assert ask("admitted", "chat/chat.0")["changed"]
 
 
 def test_nothing_is_taken_aside_where_no_other_is_let_in(gateway):
-    status, ask = gateway
+    servers, ask = gateway
     ask("drained", "chat/chat.1", keep=True)
     assert "no replica of chat is admitted" in ask("drained", "chat/chat.0", others=True)["msg"]
-    assert status["chat/chat.0"] == "UP"
+    assert servers.status("chat/chat.0") == "UP"
     assert ask("drained", "chat/chat.0")["changed"]
