@@ -85,14 +85,15 @@ def gateway():
 
 
 def let_in(gateway) -> dict[str, str]:
-    """Each replica's status at the gateway: UP gets requests, DRAIN is aside."""
+    """What each replica is at the gateway: up, down, or aside, of which `show stat` says nothing where it is down."""
     code = (
         "import socket;s=socket.socket(socket.AF_UNIX);s.connect('/run/gpu-fleet-gateway/admin.sock');"
-        "s.sendall(b'show stat\\n');print(s.makefile().read())"
+        "s.sendall(b'show servers state\\n');print(s.makefile().read())"
     )
-    rows = [line.split(",") for line in gateway.check_output(f'python3 -c "{code}"').splitlines() if line.strip()]
-    column = rows[0].index("status")
-    return {row[1]: row[column] for row in rows[1:] if row[1].startswith("chat.")}
+    rows = [line.split() for line in gateway.check_output(f'python3 -c "{code}"').splitlines()[2:] if line.strip()]
+    # srv_name, srv_op_state (2: running), srv_admin_state (8: drained by the runtime socket)
+    found = {row[3]: (int(row[5]), int(row[6])) for row in rows}
+    return {name: "aside" if said & 8 else "up" if runs == 2 else "down" for name, (runs, said) in found.items()}
 
 
 class Clients:
@@ -139,7 +140,7 @@ def test_the_fleet_serves_with_the_first_driver(hgx, plain, gateway):
     for name, machine in ((HGX, hgx), (PLAIN, plain)):
         assert active(machine, CHAT[name])
         assert loaded(machine) == OLD
-    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
+    assert let_in(gateway) == {"chat.0": "up", "chat.1": "up"}
 
 
 # Consent
@@ -190,7 +191,7 @@ def test_check_and_diff_name_everything_that_then_happens_and_change_nothing_and
     print(f"{len(clients.answers)} requests meanwhile")
     assert len(clients.answers) > 60
     assert {answer.split()[0] for answer in clients.answers} == {"200"}, clients.answers
-    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
+    assert let_in(gateway) == {"chat.0": "up", "chat.1": "up"}
     happened = set()
     for machine in (hgx, plain):
         now = installed(machine)
@@ -244,8 +245,7 @@ def test_the_playbook_stops_at_the_first_failure_and_leaves_the_next_host_as_it_
     assert run.status != 0
     assert "cuInit returned 999, " in run.said
     assert "What was taken aside at the gateways (gw-01) stays so: chat.0." in run.said
-    assert "DRAIN" in let_in(gateway)["chat.0"]
-    assert let_in(gateway)["chat.1"] == "UP"
+    assert let_in(gateway) == {"chat.0": "aside", "chat.1": "up"}
     assert versions(hgx, *DRIVER) == {f"{NEXT}-1"}
     assert not active(hgx, CHAT[HGX])
     assert state(plain) == before
@@ -255,7 +255,7 @@ def test_the_playbook_stops_at_the_first_failure_and_leaves_the_next_host_as_it_
 def test_put_right_it_goes_on_where_it_stopped(hgx, plain, gateway):
     run = play("", playbook=PLAYBOOK, gpu_driver_version=NEXT, **CONSENT)
     assert run.status == 0
-    assert let_in(gateway) == {"chat.0": "UP", "chat.1": "UP"}
+    assert let_in(gateway) == {"chat.0": "up", "chat.1": "up"}
     for name, machine in ((HGX, hgx), (PLAIN, plain)):
         assert loaded(machine) == NEXT
         assert versions(machine, *DRIVER) == {f"{NEXT}-1"}
@@ -301,13 +301,11 @@ def test_reboot_false_leaves_the_reboot_to_its_owner_and_takes_no_other_replica_
     restart(hgx)
     assert loaded(hgx) == NEW
     assert not active(hgx, CHAT[HGX])
-    assert "DRAIN" in let_in(gateway)["chat.0"]
-    assert let_in(gateway)["chat.1"] == "UP"
+    assert let_in(gateway) == {"chat.0": "aside", "chat.1": "up"}
     run = play("", playbook=PLAYBOOK, **told)
     assert run.status == 0
     assert active(hgx, CHAT[HGX])
-    assert let_in(gateway)["chat.0"] == "UP"
-    assert "DRAIN" in let_in(gateway)["chat.1"]
+    assert let_in(gateway) == {"chat.0": "up", "chat.1": "aside"}
     assert (boot(plain), loaded(plain)) == (before[plain], NEXT)
     assert versions(plain, *DRIVER) == {f"{NEW}-1"}
     assert not active(plain, CHAT[PLAIN])
