@@ -94,6 +94,31 @@ def objective(settings: Mapping[str, Any], watched: Mapping[str, Any], known: Ma
     return {**known["default"], "from": "the default of data/objectives.yml"}
 
 
+WHOLE = ("input_tokens", "output_tokens", "repeats", "least_prompts", "seed")
+NUMBERS = ("seconds_per_point", "budget")
+
+
+def typed(settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Settings as numbers and truths: from a playbook's templates they come as texts. Raises BadSetting."""
+    found = dict(settings)
+    for name in (*WHOLE, *NUMBERS):
+        try:
+            found[name] = float(settings[name])
+            if name in WHOLE:
+                if found[name] != int(found[name]):
+                    raise ValueError
+                found[name] = int(found[name])
+        except (TypeError, ValueError, OverflowError) as error:
+            kind = "a whole number" if name in WHOLE else "a number"
+            raise BadSetting(f"accept_{name} is {settings[name]!r}; give {kind}") from error
+    found["full"] = truth(settings.get("full", True))
+    return found
+
+
+def truth(value: Any) -> bool:
+    return str(value).strip().lower() in ("true", "yes", "on", "1")
+
+
 def job(
     plan: Mapping[str, Any],
     settings: Mapping[str, Any],
@@ -109,6 +134,7 @@ def job(
     watched    monitoring_objectives, by service
     folder     of the hosts, for the job and what it brings
     """
+    settings = typed(settings)
     replica = chosen(plan, settings.get("service", ""), settings.get("replica", ""))
     of = plan["replicas"][replica]
     config = rank(plan, replica, of["head"])["config"]
@@ -141,7 +167,7 @@ def job(
         "seconds_per_point": settings["seconds_per_point"],
         "least_prompts": settings["least_prompts"],
         "budget_seconds": settings["budget"],
-        "full": bool(settings.get("full", True)) and longest is not None,
+        "full": settings["full"] and longest is not None,
         "objective": objective(settings, watched.get(of["service"]) or {}, known),
         "seed": settings["seed"],
     }
@@ -253,13 +279,15 @@ def document(
         for look in bench_judge.within(looks, run)
     ]
     told["bound"] = bench_judge.bound(at_best, of["gpus"], known)
-    told["recommendation"] = bench_judge.recommend(found, bend, gpus, raw.get("rate"), known)
+    told["recommendation"] = bench_judge.recommend(found, bend, gpus, _rate(raw.get("rate")), known)
     told["measured"] = _measured(told, runs, looks, max(gpus, 1))
     told["scaling"] = {"gpus": gpus, "throughput": at["median"]["output_tokens_per_second"] if at else None}
     earlier = sorted((one for one in kept if one["service"] == job["service"]), key=lambda one: one["started"])
     accepted = [one for one in earlier if one["outcome"] != "fail" and one.get("answers")]
     before = (
-        None if raw.get("rebase") or not accepted else {"name": _told(accepted[-1]), "answers": accepted[-1]["answers"]}
+        None
+        if truth(raw.get("rebase")) or not accepted
+        else {"name": _told(accepted[-1]), "answers": accepted[-1]["answers"]}
     )
     point = next((one for one in found if one["concurrency"] == bend["concurrency"]), None)
     told["verdicts"] = [
@@ -270,11 +298,22 @@ def document(
         bench_judge.full(runs, looks, known),
         bench_judge.scaling(gpus, told["scaling"]["throughput"], _one_gpu(told, kept), _links(raw["hosts"], of), known),
         bench_judge.sameness(raw["answers"], before, known),
+        bench_judge.settings(told["too_small"], looks),
         bench_judge.generator(point, known),
     ]
-    told["outcome"] = min((one["outcome"] for one in told["verdicts"]), key=lambda word: bench_judge.WORST[word])
+    told["outcome"] = bench_judge.outcome(told["verdicts"])
     told["differences"] = bench_compare.compare(earlier[-1], told) if earlier and found else None
     return told
+
+
+def _rate(value: Any) -> Optional[float]:
+    """Requests per second at peak, as a template tells it: an empty text is none."""
+    if value is None or value == "":
+        return None
+    try:
+        return float(value)
+    except ValueError as error:
+        raise BadSetting(f"accept_requests_per_second is {value!r}; give a number") from error
 
 
 def _told(one: Mapping[str, Any]) -> str:
@@ -407,7 +446,8 @@ def used(sample: Mapping[str, Any]) -> float:
 def lines(told: Mapping[str, Any]) -> List[str]:
     """The outcome for people, a line each."""
     words = {"pass": "ok", "warn": "warning", "fail": "FAILED", "unknown": "not known"}
-    found = [f"{told['service']} ({told['replica']}), vLLM {told['versions']['vllm']}: {words[told['outcome']]}"]
+    whole = {"pass": "accepted", "warn": "accepted, with warnings", "fail": "NOT ACCEPTED", "unknown": "not known"}
+    found = [f"{told['service']} ({told['replica']}), vLLM {told['versions']['vllm']}: {whole[told['outcome']]}"]
     for one in told["verdicts"]:
         found.append(f"  {one['name']}: {words[one['outcome']]}: {'; '.join(one['evidence'])}")
         if one["remedy"] and one["outcome"] != "pass":
@@ -416,8 +456,6 @@ def lines(told: Mapping[str, Any]) -> List[str]:
     if bend["concurrency"] is not None:
         where = f"{bend['concurrency']:g}" if bend["seen"] else f"{bend['concurrency']:g} or above (no load missed it)"
         found.append(f"  knee: concurrency {where}; {bend['rule']}")
-    for one in told["too_small"]:
-        found.append(f"  too small: {one['setting']} {one['value']}: {one['evidence']}; {one['remedy']}")
     if told["recommendation"]:
         settings = ", ".join(f"{name} {value}" for name, value in told["recommendation"]["settings"].items())
         replicas = told["recommendation"]["replicas"]

@@ -36,12 +36,20 @@ NAMES = {
         for share in (50, 95, 99)
     },
 }
-WORST = {"fail": 0, "warn": 1, "unknown": 2, "pass": 3}
+WORST = {"fail": 0, "unknown": 1, "warn": 2, "pass": 3}
+# What no service is accepted without; others may be not known, as a first run has nothing to compare with.
+NEEDED = ("load", "memory", "full prompts")
 Verdict = Dict[str, Any]
 
 
 def verdict(name: str, outcome: str, evidence: Sequence[str], remedy: str = "") -> Verdict:
     return {"name": name, "outcome": outcome, "evidence": list(evidence), "remedy": remedy}
+
+
+def outcome(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The worst of the verdicts, without those that are not known and may be."""
+    counted = [one["outcome"] for one in verdicts if one["outcome"] != "unknown" or one["name"] in NEEDED]
+    return min(counted, key=lambda word: WORST[word], default="unknown")
 
 
 # Points and knee ------------------------------------------------------------------------------------------------------
@@ -493,6 +501,17 @@ def too_small(
                 },
             )
     return list(found.values())
+
+
+def settings(small: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Settings that bound the sweep, as a verdict; not known where the server told nothing of itself."""
+    name = "settings"
+    if small:
+        evidence = [f"{one['setting']} {one['value']} is too small: {one['evidence']}" for one in small]
+        return verdict(name, "warn", evidence, "; ".join(one["remedy"] for one in small))
+    if not any(sample.get("server") for sample in samples):
+        return verdict(name, "unknown", ["the server told nothing of itself (/metrics)"], "")
+    return verdict(name, "pass", ["no setting was seen to bound the sweep"], "")
 
 
 def _gain(at: Mapping[float, Mapping[str, Any]], seats: int) -> Optional[float]:

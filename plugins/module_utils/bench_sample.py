@@ -165,9 +165,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = arguments[0]
     with open(os.path.join(folder, "sample.json"), encoding="utf-8") as text:
         job = json.load(text)
-    over = time.monotonic() + job["seconds"]
-    stop = os.path.join(folder, "stop")
-    gpus = Gpus(int(job["interval"] * 1000))
+    over = time.monotonic() + float(job["seconds"])
+    interval, stop = float(job["interval"]), os.path.join(folder, "stop")
+    gpus = Gpus(int(interval * 1000))
     try:
         with open(os.path.join(folder, "samples.jsonl"), "w", encoding="utf-8") as out:
             while time.monotonic() < over and not os.path.exists(stop):
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
                 }
                 out.write(json.dumps(look) + "\n")
                 out.flush()
-                time.sleep(max(0.05, job["interval"] - (time.monotonic() - began)))
+                time.sleep(max(0.05, interval - (time.monotonic() - began)))
     finally:
         gpus.end()
     return 0

@@ -112,8 +112,13 @@ def _head(told: Mapping[str, Any]) -> str:
         f"<header><h1>{escape(told['service'])} {_badge(told['outcome'])}</h1>"
         f"<p>vLLM {escape(versions['vllm'])} ({escape(versions['accelerator'])}), {escape(told['model'].rpartition('/')[2])}, on {escape(where)}</p>"
         f'<p class="quiet">{escape(told["name"])}; measured for {told["seconds"]:,.0f} s, {escape(_way(told))}; '
-        f"gpu_fleet.vllm {escape(versions['collection'])}</p></header>"
+        f"gpu_fleet.vllm {escape(versions['collection'])}{escape(_unknown(told))}</p></header>"
     )
+
+
+def _unknown(told: Mapping[str, Any]) -> str:
+    names = [one["name"] for one in told["verdicts"] if one["outcome"] == "unknown"]
+    return f"; not known: {', '.join(names)}" if names else ""
 
 
 def _way(told: Mapping[str, Any]) -> str:
@@ -150,10 +155,9 @@ def _advice(told: Mapping[str, Any]) -> str:
         seen = "" if bend["seen"] else " or above: no load missed it"
         parts.append(f"<p>Knee: concurrency {bend['concurrency']:g}{seen}. It is {escape(bend['rule'])}.</p>")
     parts.append(f'<p class="quiet">Objective from {escape(told["objective"]["from"])}.</p>')
-    for one in told["too_small"]:
-        text = f"{one['setting']} ({one['value']}) is too small: {one['evidence']}. To do: {one['remedy']}."
-        parts.append(f'<p class="warn"><b>{escape(text)}</b></p>')
-    parts.append(f"<p>Bound by {escape(told['bound']['text'])}.</p>")
+    bound = told["bound"]
+    words = "What bounds it is not known: " if bound["by"] == "unknown" else "Bound by "
+    parts.append(f"<p>{words}{escape(bound['text'])}.</p>")
     return "".join(parts)
 
 
@@ -236,7 +240,7 @@ def courses(told: Mapping[str, Any]) -> list[Chart]:
             charts.append(
                 Chart(
                     f"{host}: memory of the server",
-                    "s",
+                    SINCE,
                     "MiB",
                     [Line("server (no GPU)", own)],
                     bands=bands,

@@ -17,7 +17,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
     capacity,
     throughput,
 )
-from bench_world import KNOWN, METRICS, OBJECTIVE, PLAN, asked, job, look, made, played
+from bench_world import ASKED, KNOWN, METRICS, OBJECTIVE, PLAN, asked, job, look, made, played
 from conftest import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -461,6 +461,7 @@ def test_slower_is_said_only_where_the_ranges_part():
 
 
 @given(st.lists(st.floats(1, 100), min_size=2, max_size=5), st.lists(st.floats(1, 100), min_size=2, max_size=5))
+@settings(max_examples=100, deadline=None)
 def test_ranges_that_touch_are_never_slower(one, other):
     old, new = (
         {
@@ -511,6 +512,16 @@ def test_a_job_comes_from_the_plan():
     assert asked({"chat": {"ttft_seconds": 1}}, objective={"itl_p95_ms": 50})["objective"]["from"] == "accept_objective"
 
 
+def test_settings_come_as_texts_from_templates():
+    texts = {name: str(value) for name, value in ASKED.items()} | {"full": "False", "budget": "360.0"}
+    load = asked(**texts)
+    assert load["input_tokens"] == 64 and load["budget_seconds"] == 360.0 and not load["full"]
+    with pytest.raises(bench_document.BadSetting, match=r"accept_repeats is '2\.5'; give a whole number"):
+        asked(repeats="2.5")
+    with pytest.raises(bench_document.BadSetting, match="accept_budget is 'long'"):
+        asked(budget="long")
+
+
 @pytest.mark.parametrize(
     ("changed", "word"),
     [
@@ -548,9 +559,10 @@ def test_a_document_says_everything_and_is_json():
         "full prompts": "pass",
         "scaling": "unknown",
         "sameness": "unknown",
+        "settings": "pass",
         "generator": "pass",
     }
-    assert told["outcome"] == "unknown" and told["knee"]["concurrency"] == 8
+    assert told["outcome"] == "pass" and told["knee"]["concurrency"] == 8
     assert told["recommendation"]["settings"] == {"max-num-seqs": 8} and told["recommendation"]["replicas"] == 5
     throughput.read_measured(told["measured"], throughput.Said())
     assert json.loads(json.dumps(told)) == told
@@ -580,6 +592,26 @@ def test_scaling_finds_the_run_with_one_gpu():
     four = made("2026-11-30T11:00:00", kept=[one], plan=on(4), tokens=250.0)
     (told,) = [verdict for verdict in four["verdicts"] if verdict["name"] == "scaling"]
     assert told["outcome"] == "fail" and "2.50 times, at least 3 wanted" in told["evidence"][0]
+
+
+def test_what_no_service_is_accepted_without():
+    def all_of(**changed):
+        names = {"memory": "pass", "full_prompts": "pass", "scaling": "unknown", "sameness": "unknown"} | changed
+        return bench_judge.outcome(
+            [bench_judge.verdict(name.replace("_", " "), word, []) for name, word in names.items()]
+        )
+
+    assert all_of() == "pass"
+    assert all_of(memory="unknown") == "unknown" and all_of(full_prompts="unknown") == "unknown"
+    assert all_of(sameness="warn") == "warn" and all_of(scaling="fail", memory="unknown") == "fail"
+
+
+def test_settings_are_a_verdict():
+    small = [{"setting": "max-num-seqs", "value": 4, "evidence": "4 waited", "remedy": "raise max-num-seqs above 4"}]
+    told = bench_judge.settings(small, [look(0, server={"running": 1.0})])
+    assert told["outcome"] == "warn" and told["evidence"] == ["max-num-seqs 4 is too small: 4 waited"]
+    assert bench_judge.settings([], [look(0, server={"running": 1.0})])["outcome"] == "pass"
+    assert bench_judge.settings([], [look(0)])["outcome"] == "unknown"
 
 
 def test_a_generator_that_ended_early_is_no_acceptance():

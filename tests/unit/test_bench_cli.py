@@ -153,7 +153,7 @@ def test_the_programs_that_travel_start_under_the_systems_python(tmp_path):
         path.write_text(file["content"])
     job = tmp_path / "job"
     job.mkdir()
-    told = {"instance": "chat.0", "url": None, "names": {}, "interval": 0.05, "seconds": 0.3}
+    told = {"instance": "chat.0", "url": None, "names": {}, "interval": 0.05, "seconds": "0.3"}
     (job / "sample.json").write_text(json.dumps(told))
     (job / "progress.json").write_text(
         json.dumps({"runs": [], "expected": 3, "elapsed": 1.0, "now": "x", "done": False})

@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from conftest import REPOSITORY
 from gpu_fleet import report, report_plots
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_world import compared, documents
 
@@ -131,6 +131,7 @@ def test_nice_numbers(value, round_up):
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(1e-3, 1e7)), min_size=1, max_size=30), st.booleans())
+@settings(max_examples=50, deadline=None)
 def test_every_line_stays_inside_its_axes(points, from_zero):
     drawn = ET.fromstring(
         report_plots.svg(
