@@ -142,6 +142,8 @@ def job(
     longest = length if length and length > 0 else None  # -1 is vLLM's own choice
     seats = size_of(config.get("max-num-seqs")) or SEATS
     prompts = settings.get("prompts_text") or ""
+    if settings.get("url") and not truth(settings.get("has_key")):
+        raise BadSetting("accept_url needs accept_key: the service's own key is not good for another way to it")
     load: Dict[str, Any] = {
         "replica": replica,
         "service": of["service"],

@@ -50,10 +50,13 @@ def gpu(line: str) -> Optional[Dict[str, Any]]:
 
 
 class Gpus:
-    """The last reading of each GPU, from an nvidia-smi that runs all the while; nothing where there is none."""
+    """Readings of each GPU, from an nvidia-smi that runs all the while; nothing where there is none.
+
+    Several may come at once, since what writes to a pipe may keep it for a while: of those the one with the most memory counts.
+    """
 
     def __init__(self, milliseconds: int) -> None:
-        self.last: Dict[int, Dict[str, Any]] = {}
+        self.seen: Dict[int, Dict[str, Any]] = {}
         self._lock = threading.Lock()
         query = f"--query-gpu={','.join(FIELDS)}"
         try:
@@ -74,12 +77,14 @@ class Gpus:
             found = gpu(line)
             if found:
                 with self._lock:
-                    self.last[found["index"]] = found
+                    former = self.seen.get(found["index"])
+                    if former is None or (found["used_mib"] or 0.0) >= (former["used_mib"] or 0.0):
+                        self.seen[found["index"]] = found
 
     def now(self) -> List[Dict[str, Any]]:
         """What came since the last question."""
         with self._lock:
-            found, self.last = list(self.last.values()), {}
+            found, self.seen = list(self.seen.values()), {}
         return found
 
     def end(self) -> None:
