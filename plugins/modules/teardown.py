@@ -107,7 +107,7 @@ def known(unit):
     """Whether systemd has it loaded, running or enabled."""
     said = units.systemctl("show", "--property=ActiveState", "--property=UnitFileState", unit).stdout
     told = dict(line.partition("=")[::2] for line in said.splitlines())
-    active = told.get("ActiveState") not in ("inactive", "failed")
+    active = told.get("ActiveState") not in (None, "", "inactive", "failed")
     return active or told.get("UnitFileState") in ("enabled", "enabled-runtime")
 
 
