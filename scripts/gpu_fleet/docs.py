@@ -418,7 +418,13 @@ def documents() -> dict[pathlib.Path, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, say what is out of date")
-    check = parser.parse_args().check
+    parser.add_argument("--site", metavar="FOLDER", type=pathlib.Path, help="build all pages as HTML into this folder")
+    arguments = parser.parse_args()
+    if arguments.site:
+        from gpu_fleet import site
+
+        return site.build(arguments.site)
+    check = arguments.check
     stale = {path: content for path, content in documents().items() if not path.exists() or path.read_text() != content}
     for path, content in stale.items():
         print(f"{path.relative_to(ROOT)}: {'out of date, run scripts/docs' if check else 'written'}")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import hardware
 from conftest import REPOSITORY
+from gpu_fleet import site
 
 
 def documents():
@@ -179,3 +180,21 @@ def test_the_execution_environment_is_this_version_with_the_pins_of_the_checkout
     own = yaml.safe_load((REPOSITORY / "meta/execution-environment.yml").read_text())["dependencies"]
     assert f"uv=={pins['uv']}" in (REPOSITORY / own["python"]).read_text()
     assert "openssh-clients [platform:rpm]" in (REPOSITORY / own["system"]).read_text()
+
+
+def test_the_site_has_every_page_and_what_pages_link_to(tmp_path):
+    """What mkdocs is given; `scripts/docs --site` builds it in its strict mode."""
+    config = yaml.safe_load(site.stage(tmp_path / "site").read_text())
+    menu = []
+    for entry in config["nav"]:
+        menu += [entry] if isinstance(entry, str) else next(iter(entry.values()))
+    assert sorted(menu) == sorted(map(str, site.pages()))
+    assert menu[:3] == ["README.md", "docs/README.md", "docs/tutorial.md"]
+    staged = tmp_path / "site/pages"
+    for page in site.pages():
+        assert (staged / page).read_bytes() == (REPOSITORY / page).read_bytes()
+        assert all((staged / path).is_file() for path in site.linked(page))
+    pinned = (REPOSITORY / "docs/requirements.txt").read_text()
+    assert all(
+        line in pinned for line in (REPOSITORY / "docs/requirements.in").read_text().splitlines() if "==" in line
+    )
