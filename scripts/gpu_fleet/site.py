@@ -106,14 +106,10 @@ def mkdocs() -> Path:
 def build(into: Path) -> int:
     """Build the site; mkdocs' exit status, 1 for a link that leads nowhere."""
     config = stage(CACHE / "stage")
-    command = [
-        str(mkdocs()),
-        "build",
-        "--strict",
-        "--quiet",
-        "--config-file",
-        str(config),
-        "--site-dir",
-        str(into.resolve()),
-    ]
-    return subprocess.run(command, check=False, env={**environment(), "PYTHONPATH": ""}).returncode
+    command = [str(mkdocs()), "build", "--strict", "--config-file", str(config), "--site-dir", str(into.resolve())]
+    # Not --quiet: then its strict mode counts no warnings.
+    done = subprocess.run(command, check=False, env={**environment(), "PYTHONPATH": ""}, capture_output=True, text=True)
+    for line in done.stderr.splitlines():
+        if not line.startswith("INFO"):
+            print(line, file=sys.stderr)
+    return done.returncode
