@@ -98,6 +98,13 @@ def _head(progress: Progress, now: float) -> Text:
     return Text(f"{spent}  {doing}".strip(), style="bold", no_wrap=True, overflow="ellipsis")
 
 
+def mishap(event: Event) -> str:
+    """One line for a task that failed or a host that was not reached, the moment it happens; the whole comes at the end."""
+    first = event.message.partition("\n")[0]
+    what = "not reached" if event.kind == "unreachable" else f"failed: {event.task}"
+    return f"{event.host} {what}: {first}"
+
+
 class Shown:
     """Shows a run from `with` on; `take` is called with each of its events."""
 
@@ -125,6 +132,12 @@ class Board(Shown):
     def __init__(self, console: Console, now: Callable[[], float] = time.time) -> None:
         super().__init__(console, now)
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=4, transient=False)
+
+    def take(self, event: Event) -> None:
+        super().take(event)
+        if event.kind in ("failed", "unreachable"):
+            line = Text(mishap(event), style=STYLES["failed"], no_wrap=True, overflow="ellipsis")
+            self._live.console.print(line)  # above the table
 
     def _table(self) -> RenderableType:
         with self._lock:
@@ -160,6 +173,8 @@ class Lines(Shown):
         elif event.kind in ("ok", "changed", "failed", "unreachable") and self._told != self._task:
             self._told = self._task
             self._say(f"{event.stage}: {event.task}" if event.stage else event.task)
+        if event.kind in ("failed", "unreachable"):
+            self._say(mishap(event))
         elif event.kind == "end" and len(self.progress.stages) > 1:
             for name, host in self.progress.hosts.items():
                 changes = f", {host.changes} changes" if host.changes else ""

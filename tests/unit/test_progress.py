@@ -140,7 +140,9 @@ def test_plain_lines_are_one_a_task_and_one_a_host(story):
         "validate: Judge",
         "nccl: Write the file",
         "vllm_runtime: Build the release",
+        "gpu-02 not reached: why",
         "vllm_service: Start",
+        "gpu-01 failed: Start: why",
         "gpu-01: failed, 2 changes, 43 s of work",
         "gpu-02: not reached, 32 s of work",
         "gpu-03: ok, 40 s of work",
@@ -167,6 +169,8 @@ def test_the_live_table_is_left_behind_whole(story):
         for event in story.end(failures={"gpu-01": 1}).told:
             board.take(event)
     last = console.file.getvalue().rsplit("host ", 1)[-1]
+    assert "gpu-02 not reached: why" in console.file.getvalue()
+    assert "gpu-01 failed: Start: why" not in last
     assert "vllm_service" in last
     assert "failed" in last
 
