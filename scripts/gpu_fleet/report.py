@@ -37,8 +37,8 @@ figure{margin:0;max-width:31rem}svg.chart{width:100%;height:auto;font:13px syste
 pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem}.evidence{overflow-wrap:anywhere}
 @media(max-width:40rem){.verdicts,.verdicts tbody,.verdicts tr,.verdicts td{display:block;border:0}
 .verdicts thead{display:none}.verdicts tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}.verdicts td{padding:.1rem 0}}
-@media print{body{max-width:none;padding:0;font-size:10pt}h2{break-after:avoid}figure,tr{break-inside:avoid}
-.wide{overflow:visible}table{font-size:8pt}th,td{padding:.1rem .3rem}.charts{grid-template-columns:1fr 1fr}details>*{display:block}}
+@media print{body{max-width:none;padding:0;font-size:10pt}table{font-size:7pt}h2{break-after:avoid}figure,tr{break-inside:avoid}
+.wide{overflow:visible}th,td{padding:.1rem .3rem}.charts{grid-template-columns:1fr 1fr}details>*{display:block}}
 @page{margin:14mm}
 """
 
@@ -287,54 +287,63 @@ def _gpu_charts(
     ]
 
 
-COLUMNS = (
-    ("output_tokens_per_second", "output tokens/s"),
-    ("requests_per_second", "requests/s"),
-    *((f"{metric}_p{share}_ms", f"{word} p{share} ms") for metric, word in (("ttft", "TTFT"), ("itl", "ITL"), ("e2el", "end to end")) for share in SHARES),
-)  # fmt: skip
+LATENCIES = (("ttft", "TTFT"), ("itl", "between tokens"), ("e2el", "whole request"))
+RATES = (("output_tokens_per_second", "output<br>tokens/s"), ("requests_per_second", "requests/s"))
+HEADS = (
+    "repeats",
+    *(name for _, name in RATES),
+    *(f"{name}, ms<br>p50 / p95 / p99" for _, name in LATENCIES),
+    "generator,<br>of a core",
+    "failed",
+)
+
+
+def _range(point: Mapping[str, Any], name: str, before: str = "") -> str:
+    """The least and the most of the repeats, on a line of their own."""
+    if point["repeats"] < 2 or _at(point, name) is None:
+        return ""
+    return f'<br><span class="quiet">{before}{_number(point["low"][name], 3)}-{_number(point["high"][name], 3)}</span>'
 
 
 def _rows(points: Iterable[Mapping[str, Any]], load: str) -> list[list[str]]:
     rows = []
     for point in points:
         cells = [_number(point[load]), str(point["repeats"])]
-        for name, _ in COLUMNS:
-            cell = _number(_at(point, name))
-            if point["repeats"] > 1 and _at(point, name) is not None:
-                cell += (
-                    f'<br><span class="quiet">{_number(point["low"][name], 3)}-{_number(point["high"][name], 3)}</span>'
-                )
-            cells.append(cell)
+        cells += [_number(_at(point, name)) + _range(point, name) for name, _ in RATES]
+        for metric, _ in LATENCIES:
+            values = " / ".join(_number(_at(point, f"{metric}_p{share}_ms")) for share in SHARES)
+            cells.append(values + _range(point, f"{metric}_p95_ms", "p95 "))
         cores = point["generator_cores"]
-        errors = "; ".join(f"{count} x {text}" for text, count in point["errors"].items())
-        cells += ["-" if cores is None else f"{cores:.0%}", f"{point['failed_share']:.1%}", escape(errors)]
-        rows.append(cells)
+        rows.append([*cells, "-" if cores is None else f"{cores:.0%}", f"{point['failed_share']:.1%}"])
     return rows
+
+
+def _loads(points: Sequence[Mapping[str, Any]], load: str, head: str, knee: int = -1) -> str:
+    """A row a load, and below the table what failed."""
+    heads = [head, *HEADS]
+    errors = [f"at {point[load]:g}: {count} x {text}" for point in points for text, count in point["errors"].items()]
+    table = _table(heads, _rows(points, load), ["n"] * len(heads), knee)
+    return table + (f"<p>Errors:</p>{_list(errors)}" if errors else "")
 
 
 def _sweep(told: Mapping[str, Any]) -> str:
     knee = next(
         (place for place, point in enumerate(told["points"]) if point["concurrency"] == told["knee"]["concurrency"]), -1
     )
-    heads = ["requests at once", "repeats", *(name for _, name in COLUMNS), "generator, of a core", "failed", "errors"]
     noise = told.get("differences") and told["differences"]["noise"]["new"]["text"]
     lengths = (
         f"{told['settings']['input_tokens']} tokens in, {told['settings']['output_tokens']} out"
         if told["settings"]["dataset"] == "random"
         else f"a JSONL of prompts ({told['settings']['prompts_digest']}), {told['settings']['output_tokens']} tokens out"
     )
-    text = f"<p>{escape(lengths)}. Medians of the repeats, below them the least and the most. The knee is marked.</p>"
-    return (
-        text
-        + (f"<p>{escape(noise)}.</p>" if noise else "")
-        + _table(heads, _rows(told["points"], "concurrency"), ["n"] * (len(heads) - 1), knee)
-    )
+    text = f"<p>{escape(lengths)}. Medians of the repeats, below them the least and the most; the knee is marked.</p>"
+    more = f"<p>{escape(noise)}.</p>" if noise else ""
+    return text + more + _loads(told["points"], "concurrency", "requests<br>at once", knee)
 
 
 def _open(told: Mapping[str, Any]) -> str:
-    heads = ["requests/s sent", "repeats", *(name for _, name in COLUMNS), "generator, of a core", "failed", "errors"]
     text = "<p>Requests arrive by chance at a rate (Poisson), however many are under way.</p>"
-    return text + _table(heads, _rows(told["open"], "rate"), ["n"] * (len(heads) - 1))
+    return text + _loads(told["open"], "rate", "requests/s<br>sent")
 
 
 def _differences(told: Mapping[str, Any]) -> str:

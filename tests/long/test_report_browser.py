@@ -21,6 +21,7 @@ from report_world import compared, documents  # noqa: E402
 
 KEPT = ROOT / ".cache" / "logs" / "report"
 PHONE = 360
+A4 = 688  # 182 mm between the margins, at 96 pixels an inch
 # Of each chart: how many lines, the least points of one, how many marks and words are seen, and whether something sticks out.
 CHARTS = """
 Array.from(document.querySelectorAll('svg.chart')).map(chart => {
@@ -91,7 +92,10 @@ def test_pictures_in_it_are_drawn(browser, page):
 
 
 def test_it_can_be_printed(browser, page):
-    browser.show(page, 1280)
+    browser.do("Emulation.setEmulatedMedia", media="print")
+    browser.show(page, A4)
+    assert browser.value("document.documentElement.scrollWidth") <= A4, "nothing is cut off on paper"
+    browser.do("Emulation.setEmulatedMedia", media="")
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{page.stem}.pdf"
     browser.printed(path)
