@@ -205,6 +205,7 @@ def test_a_host_leaves_with_all_that_the_fleet_made_on_it_and_nothing_else(hosts
     run = play("--limit", "gpu-02", teardown_named=True, **ON_ONE)
     assert run.status == 0, run.said[-3000:]
     assert "/etc/vllm, with somebody-elses" in run.said
+    assert "gpu-02: the inventory still names what went (gpu_hosts)" in run.said
     assert gpu.file("/etc/nccl.conf").content_string == "NCCL_SOCKET_NTHREADS=2\n"
     assert gpu.file("/var/lib/vllm/models/m/x").exists, "weights go only when asked"
     assert gpu.run("nft list table inet gpu_fleet").rc != 0
