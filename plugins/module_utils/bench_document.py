@@ -285,7 +285,7 @@ def document(
     told["measured"] = _measured(told, runs, looks, max(gpus, 1))
     told["scaling"] = {"gpus": gpus, "throughput": at["median"]["output_tokens_per_second"] if at else None}
     earlier = sorted((one for one in kept if one["service"] == job["service"]), key=lambda one: one["started"])
-    accepted = [one for one in earlier if one["outcome"] != "fail" and one.get("answers")]
+    accepted = [one for one in earlier if one["outcome"] in ("pass", "warn") and one.get("answers")]
     before = (
         None
         if truth(raw.get("rebase")) or not accepted

@@ -576,7 +576,7 @@ def recommend(
         replicas = max(1, math.ceil(rate / each))
         evidence.append(
             f"{rate:g} requests/s at peak / ({at['requests_per_second']:.4g} x {1 - known['head_room']:g}) = {replicas} replicas "
-            f"of {replica_gpus} GPUs"
+            f"of {replica_gpus or 'no'} GPU{'s' if replica_gpus != 1 else ''}"
         )
     return {
         "concurrency": point["concurrency"],

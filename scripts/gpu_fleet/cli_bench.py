@@ -91,7 +91,7 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
             from gpu_fleet.domain import module_util
 
             typer.echo("\n".join([*module_util("bench_document").lines(told), f"report: {page}"]))
-        raise typer.Exit(0 if told["outcome"] in ("pass", "warn") else 1)
+        raise typer.Exit(outcome.exit_status)
 
     @app.command()
     def report(

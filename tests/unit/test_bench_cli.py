@@ -107,7 +107,7 @@ def played(monkeypatch, folder, outcome="pass"):
             "Event", (), {"task": cli_bench.KEPT, "kind": "other", "raw": {"event_data": {"res": {"dest": str(run)}}}}
         )
         on_event(event)
-        return FleetResult()
+        return FleetResult(status=int(outcome == "fail"))
 
     monkeypatch.setattr(api, "play", play)
     return asked
