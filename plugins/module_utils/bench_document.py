@@ -300,11 +300,13 @@ def document(
         bench_judge.full(runs, looks, known),
         bench_judge.scaling(gpus, told["scaling"]["throughput"], _one_gpu(told, kept), _links(raw["hosts"], of), known),
         bench_judge.sameness(raw["answers"], before, known),
-        bench_judge.settings(told["too_small"], looks),
+        bench_judge.settings(told["too_small"], runs, looks),
         bench_judge.generator(point, known),
     ]
     told["outcome"] = bench_judge.outcome(told["verdicts"])
-    told["differences"] = bench_compare.compare(earlier[-1], told) if earlier and found else None
+    # The last one of the same load, since no other can be judged; else the last.
+    like = [one for one in earlier if not bench_compare.other_load(one, told)] or earlier
+    told["differences"] = bench_compare.compare(like[-1], told) if like and found else None
     return told
 
 

@@ -288,7 +288,7 @@ def full(runs: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
     """Prompts that fill max-model-len, max-num-seqs of them at once: all answered, and not pushed out again and again."""
     made = [run for run in runs if run["kind"] == "full"]
     if not made:
-        return verdict("full prompts", "unknown", ["not run"], "run it without accept_full: false")
+        return verdict("full prompts", "unknown", ["not run"])
     run = made[-1]
     result, looks = run["result"], within(samples, run)
     text = (
@@ -503,12 +503,16 @@ def too_small(
     return list(found.values())
 
 
-def settings(small: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]) -> Verdict:
+def settings(
+    small: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+) -> Verdict:
     """Settings that bound the sweep, as a verdict; not known where the server told nothing of itself."""
     name = "settings"
     if small:
         evidence = [f"{one['setting']} {one['value']} is too small: {one['evidence']}" for one in small]
         return verdict(name, "warn", evidence, "; ".join(one["remedy"] for one in small))
+    if not any(run["kind"] == "sweep" and run["result"]["completed"] for run in runs):
+        return verdict(name, "unknown", ["no load was answered"], "")
     if not any(sample.get("server") for sample in samples):
         return verdict(name, "unknown", ["the server told nothing of itself (/metrics)"], "")
     return verdict(name, "pass", ["no setting was seen to bound the sweep"], "")

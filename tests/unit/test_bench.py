@@ -594,6 +594,15 @@ def test_the_next_run_is_compared_with_the_last():
     assert outcomes(after)["sameness"] == "fail", "what was not accepted is nothing to compare with"
 
 
+def test_a_run_of_another_load_in_between_is_passed_over():
+    first = made(noise=0.2)
+    other = made("2026-11-30T11:00:00", kept=[first], noise=0.2)
+    other["through"] = "https://10.0.0.5"
+    third = made("2026-11-30T12:00:00", kept=[first, other], noise=0.2)
+    assert third["differences"]["old"] == first["name"] and not third["differences"]["other_load"]
+    assert made("2026-11-30T12:00:00", kept=[other])["differences"]["other_load"]
+
+
 def test_scaling_finds_the_run_with_one_gpu():
     def on(gpus):
         plan = copy.deepcopy(PLAN)
@@ -621,10 +630,12 @@ def test_what_no_service_is_accepted_without():
 
 def test_settings_are_a_verdict():
     small = [{"setting": "max-num-seqs", "value": 4, "evidence": "4 waited", "remedy": "raise max-num-seqs above 4"}]
-    told = bench_judge.settings(small, [look(0, server={"running": 1.0})])
+    runs, told_of = played(job()), [look(0, server={"running": 1.0})]
+    told = bench_judge.settings(small, runs, told_of)
     assert told["outcome"] == "warn" and told["evidence"] == ["max-num-seqs 4 is too small: 4 waited"]
-    assert bench_judge.settings([], [look(0, server={"running": 1.0})])["outcome"] == "pass"
-    assert bench_judge.settings([], [look(0)])["outcome"] == "unknown"
+    assert bench_judge.settings([], runs, told_of)["outcome"] == "pass"
+    assert bench_judge.settings([], runs, [look(0)])["outcome"] == "unknown"
+    assert bench_judge.settings([], runs[:1], told_of)["outcome"] == "unknown", "no load was answered"
 
 
 def test_a_generator_that_ended_early_is_no_acceptance():
