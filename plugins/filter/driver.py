@@ -92,6 +92,7 @@ def plan_driver(look, settings):
             known=known,
             removes=tuple(plan.may_remove),
             installed=installed,
+            finishes=plan.finishes,
             host=name,
         )
         found += [finding for finding in against if not _named(finding, simulation, plan)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
@@ -100,6 +100,7 @@ def compare(
     known: Mapping[str, Any],
     removes: Tuple[str, ...] = (),
     installed: Optional[Mapping[str, str]] = None,
+    finishes: Collection[str] = (),
     host: str = "",
 ) -> List[Finding]:
     """Everything that would happen and that the plan does not say; nothing when they agree.
@@ -109,6 +110,7 @@ def compare(
     known     data/driver.yml
     removes   what the plan takes away
     installed what is there now, name to version: what is planned, not there and not in the simulation is left out by apt
+    finishes  what dpkg left half done: apt configures it without a word of `Inst`, and module driver_install completes the rest
     host      name for messages
 
     What is new and no part of the driver (dkms, pciutils) is a dependency and allowed; the caller shows it.
@@ -125,7 +127,7 @@ def compare(
     seen = {change.name for change in simulation.changes}
     for name, wanted in packages.items():
         have = (installed or {}).get(name)
-        if installed is not None and name not in seen and (have is None or (wanted and have != wanted)):
+        if installed is not None and name not in {*seen, *finishes} and (have is None or (wanted and have != wanted)):
             told = f"apt would leave {name} as it is ({have or 'not installed'}), the plan has {wanted}"
             found.append(
                 Finding("apt-leaves-out", host, told, f"Look at `apt-cache policy {name}` and whether it is held")

@@ -60,7 +60,7 @@ POINTS = (
     Point("first build by DKMS", r"dkms.* build |/cc1 ", fresh=True),
     Point("files of apt being written", task="Write the source, the pins"),
     Point("services stopped, nothing installed", task="Install exactly that"),
-    Point("new packages being unpacked", r"^(/usr/bin/)?dpkg .*--unpack .*nvidia"),
+    Point("new packages being unpacked", r"^(/usr/bin/)?dpkg .*--unpack"),
     Point("modules of the old version being removed", r"dkms remove"),
     Point("modules of the new version being built", r"/cc1 "),
     Point("packages being configured", r"^(/usr/bin/)?dpkg .*--configure"),

@@ -457,6 +457,21 @@ def test_what_an_ended_run_left_is_finished_where_it_is_all_ours():
         )
 
 
+def test_what_apt_only_configures_is_not_left_out():
+    half = {
+        "unsettled": {"nvidia-open-kernel-dkms": "half-configured"},
+        "audit": "nvidia-open-kernel-dkms is half configured",
+    }
+    packages = {name: item for name, item in DONE.items() if name != "nvidia-open-kernel-dkms"}
+    told = "Conf nvidia-open-kernel-dkms (535.261.03-1 Debian:12 [amd64])\n"
+    found = planned(told + CLOSING, packages=packages, mark={"packages": OPEN}, **half)
+    assert found["stops"] == []
+    assert found["plan"]["finishes"] == half["unsettled"]
+    del packages["libcuda1"]
+    (stop,) = planned(told + CLOSING, packages=packages, mark={"packages": OPEN}, **half)["stops"]
+    assert "apt would leave libcuda1 as it is" in stop
+
+
 def test_a_package_of_somebody_else_that_is_half_done_is_never_finished_silently():
     half = {"unsettled": {"postfix": "half-configured", "libcuda1": "unpacked"}, "audit": "postfix libcuda1"}
     assert "dpkg-broken" in [item["id"] for item in planned(mark={"packages": OPEN}, **half)["findings"]]
