@@ -37,7 +37,7 @@ options:
     type: path
     default: /etc/vllm
   invocation:
-    description: For C(watched). The invocation that C(started) returned; another one is a restart and so a failure.
+    description: For C(watched). The C(invocation_id) that C(started) returned; another one is a restart and so a failure.
     type: str
     default: ""
   hosts:
@@ -89,7 +89,7 @@ EXAMPLES = r"""
   gpu_fleet.vllm.instance:
     instance: chat.0
     state: watched
-    invocation: "{{ started.invocation }}"
+    invocation: "{{ started.invocation_id }}"
     hosts: [gpu-01, gpu-02]
     rank: 1
     store_port: 8001
@@ -98,7 +98,7 @@ EXAMPLES = r"""
 RETURN = r"""
 active: {description: systemd's ActiveState at the end., returned: always, type: str}
 previous: {description: "ID that the link C(previous) pointed at before, or empty.", returned: started, type: str}
-invocation: {description: systemd's InvocationID of the start., returned: started and stopped, type: str}
+invocation_id: {description: systemd's InvocationID of the start., returned: started and stopped, type: str}
 pending: {description: Whether the wait goes on; for the action plugin only., returned: watched, type: bool}
 journal: {description: "Lines of the journal that say why a start failed.", returned: failure and with explain, type: list, elements: str}
 cause: {description: "Whose the cause is, own or peer, or empty.", returned: failure and with explain, type: str}
@@ -315,7 +315,8 @@ def main():
         **former,
         **(explain(p) if p["explain"] and not module.check_mode else {}),
         "changed": changed,
-        "invocation": unit.invocation,
+        # Not `invocation`: that is Ansible's own name for a module's arguments, and 2.21 takes it out of results.
+        "invocation_id": unit.invocation,
         "diff": {"before": before, "after": {**before, **after}},
     }
     if p["state"] == "stopped" and not module.check_mode:
@@ -323,7 +324,7 @@ def main():
         keep_agent_off(p["instance"], STOPPED)
     if changed and not module.check_mode:
         if p["state"] == "started":
-            result["invocation"] = start(module, unit, link)
+            result["invocation_id"] = start(module, unit, link)
         else:
             call(module, "stop", unit.name)
     module.exit_json(active=units.show(p["instance"]).active, **result)

@@ -26,7 +26,7 @@ line = {line!r}.format(**module.params)
 if line:
     with open({record!r}, "a") as record:
         record.write(line + "\\n")
-module.exit_json(changed=False, invocation="1", seconds=dict.fromkeys(["chat.0", "chat.1", "off.0"], 9))
+module.exit_json(changed=False, invocation_id="1", seconds=dict.fromkeys(["chat.0", "chat.1", "off.0"], 9))
 """
 CHANGE = """
 - name: Change the driver
