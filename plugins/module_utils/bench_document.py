@@ -231,7 +231,9 @@ def document(
     config = dict(rank(plan, replica, of["head"])["config"])
     runs = raw["progress"].get("runs", [])
     looks = raw["hosts"].get(of["head"], {}).get("samples", [])
-    found = bench_judge.points(runs)
+    found, opened = bench_judge.points(runs), bench_judge.opened(runs)
+    for some in (found, opened):
+        bench_judge.use(some, runs, looks, of["gpus"])
     bend = bench_judge.knee(found, job["objective"], known)
     at = bench_judge.best(found, bend, known)
     gpus = len(of["gpus"] or []) * len(hosts_of(of))
@@ -265,7 +267,7 @@ def document(
         },
         "objective": job["objective"],
         "points": found,
-        "open": bench_judge.opened(runs),
+        "open": opened,
         "runs": [{key: value for key, value in run.items() if key != "said"} for run in runs],
         "knee": bend,
         "answers": raw["answers"].get("answers", []),

@@ -527,6 +527,32 @@ def _gain(at: Mapping[float, Mapping[str, Any]], seats: int) -> Optional[float]:
     return high / low - 1
 
 
+def busy_of(samples: Sequence[Mapping[str, Any]], gpus: Optional[Sequence[int]]) -> Tuple[List[float], List[float]]:
+    """Shares of time, look by look and GPU by GPU: in which a kernel ran, and in which memory was read or written."""
+    seen = [gpu for sample in samples for gpu in sample.get("gpus") or [] if gpus is None or gpu["index"] in gpus]
+    return (
+        [gpu["busy"] for gpu in seen if gpu["busy"] is not None],
+        [gpu["memory_busy"] for gpu in seen if gpu["memory_busy"] is not None],
+    )
+
+
+def use(
+    found: Sequence[Dict[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+    samples: Sequence[Mapping[str, Any]],
+    gpus: Optional[Sequence[int]],
+) -> None:
+    """Add to each point how busy the GPUs were (gpu_busy, gpu_memory_busy), or None where none told it."""
+    for point in found:
+        key = "concurrency" if "concurrency" in point else "rate"
+        kind = "sweep" if key == "concurrency" else "open"
+        looks = [
+            look for run in runs if run["kind"] == kind and run[key] == point[key] for look in within(samples, run)
+        ]
+        for name, shares in zip(("gpu_busy", "gpu_memory_busy"), busy_of(looks, gpus)):  # noqa: B905
+            point[name] = mean(shares) if shares else None
+
+
 def bound(
     samples: Sequence[Mapping[str, Any]], gpus: Optional[Sequence[int]], known: Mapping[str, Any]
 ) -> Dict[str, Any]:
@@ -534,13 +560,7 @@ def bound(
 
     Shares are NVML's: of time in which a kernel ran, and in which memory was read or written.
     """
-    busy: List[float] = []
-    memory_busy: List[float] = []
-    for sample in samples:
-        for gpu in sample.get("gpus") or []:
-            if gpus is None or gpu["index"] in gpus:
-                busy += [gpu["busy"]] if gpu["busy"] is not None else []
-                memory_busy += [gpu["memory_busy"]] if gpu["memory_busy"] is not None else []
+    busy, memory_busy = busy_of(samples, gpus)
     if not busy or not memory_busy:
         return {"by": "unknown", "text": "no GPU told how busy it was"}
     kernel, reads = mean(busy), mean(memory_busy)

@@ -38,7 +38,7 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem}.evidence{overf
 @media(max-width:40rem){.verdicts,.verdicts tbody,.verdicts tr,.verdicts td{display:block;border:0}
 .verdicts thead{display:none}.verdicts tr{border-bottom:1px solid #d0d7de;padding:.4rem 0}.verdicts td{padding:.1rem 0}}
 @media print{body{max-width:none;padding:0;font-size:10pt}table{font-size:7pt}h2{break-after:avoid}figure,tr{break-inside:avoid}
-.wide{overflow:visible}th,td{padding:.1rem .3rem}.charts{grid-template-columns:1fr 1fr}details>*{display:block}}
+.wide{overflow:visible}th,td{padding:.1rem .22rem}.charts{grid-template-columns:1fr 1fr}details>*{display:block}}
 @page{margin:14mm}
 """
 
@@ -290,9 +290,9 @@ def _gpu_charts(
 LATENCIES = (("ttft", "TTFT"), ("itl", "between tokens"), ("e2el", "whole request"))
 RATES = (("output_tokens_per_second", "output<br>tokens/s"), ("requests_per_second", "requests/s"))
 HEADS = (
-    "repeats",
     *(name for _, name in RATES),
     *(f"{name}, ms<br>p50 / p95 / p99" for _, name in LATENCIES),
+    "GPUs<br>busy",
     "generator,<br>of a core",
     "failed",
 )
@@ -308,11 +308,14 @@ def _range(point: Mapping[str, Any], name: str, before: str = "") -> str:
 def _rows(points: Iterable[Mapping[str, Any]], load: str) -> list[list[str]]:
     rows = []
     for point in points:
-        cells = [_number(point[load]), str(point["repeats"])]
+        cells = [f'{_number(point[load])}<br><span class="quiet">x {point["repeats"]}</span>']
         cells += [_number(_at(point, name)) + _range(point, name) for name, _ in RATES]
         for metric, _ in LATENCIES:
             values = " / ".join(_number(_at(point, f"{metric}_p{share}_ms")) for share in SHARES)
             cells.append(values + _range(point, f"{metric}_p95_ms", "p95 "))
+        shares = [point.get(name) for name in ("gpu_busy", "gpu_memory_busy")]
+        told = "-" if None in shares else f'{shares[0]:.0%}<br><span class="quiet">memory {shares[1]:.0%}</span>'
+        cells.append(told)
         cores = point["generator_cores"]
         rows.append([*cells, "-" if cores is None else f"{cores:.0%}", f"{point['failed_share']:.1%}"])
     return rows
@@ -336,7 +339,7 @@ def _sweep(told: Mapping[str, Any]) -> str:
         if told["settings"]["dataset"] == "random"
         else f"a JSONL of prompts ({told['settings']['prompts_digest']}), {told['settings']['output_tokens']} tokens out"
     )
-    text = f"<p>{escape(lengths)}. Medians of the repeats, below them the least and the most; the knee is marked.</p>"
+    text = f"<p>{escape(lengths)}. Medians of the repeats, below them the least and the most (x 3: three of them); the knee is marked.</p>"
     more = f"<p>{escape(noise)}.</p>" if noise else ""
     return text + more + _loads(told["points"], "concurrency", "requests<br>at once", knee)
 

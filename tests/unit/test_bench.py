@@ -409,6 +409,17 @@ def test_what_bounds_a_run(busy, reads, by):
     assert bench_judge.bound([look(0)], None, KNOWN)["by"] == "unknown"
 
 
+def test_each_load_tells_how_busy_the_gpus_were():
+    runs = played(job(rates=[2.0]))
+    found, opened = bench_judge.points(runs), bench_judge.opened(runs)
+    last = [run for run in runs if run["kind"] == "sweep" and run["concurrency"] == 8]
+    samples = [look((run["begin"] + run["end"]) / 2, [1.0, 1.0], busy=0.8, reads=0.4) for run in last]
+    for some in (found, opened):
+        bench_judge.use(some, runs, samples, [0, 1])
+    assert [point["gpu_busy"] for point in found if point["concurrency"] == 8] == [pytest.approx(0.8)]
+    assert {point["gpu_memory_busy"] for point in [*found, *opened] if point.get("concurrency") != 8} == {None}
+
+
 def test_the_capacity_table_reads_what_was_measured():
     about = {
         "service": "chat",

@@ -113,9 +113,10 @@ def test_what_comes_from_outside_is_escaped():
     assert not [tag for tag, _ in page.tags if tag == "script"] and evil in "".join(page.said)
 
 
-def test_a_host_with_gpus_shows_its_links():
+def test_a_host_with_gpus_shows_its_links_and_how_busy_they_were():
     facts = next(told for told in documents() if told["name"].startswith("gpus"))
     assert "data:image/svg+xml;base64," in report.page(facts)
+    assert re.search(r"90%<br><span class=.quiet.>memory 20%", report.page(facts))
 
 
 def test_nothing_measured_is_said_and_no_fault():
