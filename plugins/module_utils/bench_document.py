@@ -365,8 +365,17 @@ def _hosts(raw: Mapping[str, Mapping[str, Any]], of: Mapping[str, Any]) -> Dict[
             "samples": seen.get("samples", []),
             "gpus": of["gpus"],
             "restarted": before.get("InvocationID") != after.get("InvocationID"),
+            "load_s": _load_seconds(before),
         }
     return found
+
+
+def _load_seconds(unit: Mapping[str, Any]) -> Optional[float]:
+    """From the start of a server's unit to its first right answer, which the unit waits for (systemd.exec's microseconds)."""
+    try:
+        return (float(unit["ActiveEnterTimestampMonotonic"]) - float(unit["InactiveExitTimestampMonotonic"])) / 1e6
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _model_of(raw: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> str:

@@ -230,6 +230,8 @@ def memory(told: Mapping[str, Any], known: Mapping[str, Any]) -> Verdict:
         if seen.get("restarted"):
             note("fail", f"{host}: the server started again meanwhile")
             remedy = "scripts/fleet doctor says why it ended"
+        if seen.get("load_s") is not None:
+            note("pass", f"{host}: it loaded, to its first right answer, in {seen['load_s']:.0f} s")
         wide = gap(samples)
         if not samples or wide is None:
             note("unknown", f"{host}: no samples")

@@ -292,6 +292,9 @@ def test_memory_is_judged_by_its_peak_on_every_gpu():
     assert memory([calm[0], look(30, [1.0, 1.0])])["outcome"] == "unknown", "a peak in half a minute may be missed"
     assert memory([])["outcome"] == "unknown"
     assert memory(calm, restarted=True)["outcome"] == "fail"
+    assert "it loaded, to its first right answer, in 42 s" in memory(calm, load_s=41.7)["evidence"][0]
+    unit = {"ActiveEnterTimestampMonotonic": "95000000", "InactiveExitTimestampMonotonic": "53300000"}
+    assert bench_document._load_seconds(unit) == pytest.approx(41.7) and bench_document._load_seconds({}) is None
 
 
 def test_a_server_without_gpus_is_judged_by_the_hosts_memory():
