@@ -122,14 +122,17 @@ def _kib(path: str, field: str) -> Optional[int]:
 
 def memory(instance: str, proc: str = "/proc") -> Dict[str, Optional[float]]:
     """MiB: the server's own, the most since its start (a sum of peaks, so at most too high), the host's, and what is available."""
-    now, peak = [], []
+    own, together, peak = [], [], []
     for pid in processes(instance, proc):
-        pss = _kib(f"{proc}/{pid}/smaps_rollup", "Pss")
-        now.append(pss if pss is not None else _kib(f"{proc}/{pid}/status", "VmRSS"))
-        peak.append(_kib(f"{proc}/{pid}/status", "VmHWM"))
+        status = f"{proc}/{pid}/status"
+        own.append(_kib(status, "RssAnon"))
+        together.append(_kib(status, "RssShmem"))
+        peak.append(_kib(status, "VmHWM"))
     total, available = _kib(f"{proc}/meminfo", "MemTotal"), _kib(f"{proc}/meminfo", "MemAvailable")
     return {
-        "server_mib": sum(value for value in now if value) / 1024 if now else None,
+        "server_mib": (sum(value or 0 for value in own) + max(value or 0 for value in together)) / 1024
+        if own
+        else None,
         "server_peak_mib": sum(value for value in peak if value) / 1024 if peak else None,
         "host_mib": total / 1024 if total else None,
         "available_mib": available / 1024 if available else None,

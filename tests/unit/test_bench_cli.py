@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -153,15 +154,22 @@ def test_the_programs_that_travel_start_under_the_systems_python(tmp_path):
         path.write_text(file["content"])
     job = tmp_path / "job"
     job.mkdir()
-    told = {"instance": "chat.0", "url": None, "names": {}, "interval": 0.05, "seconds": "0.3"}
+    told = {"instance": "none.0", "url": None, "names": {}, "interval": 0.05, "seconds": "60"}
     (job / "sample.json").write_text(json.dumps(told))
     (job / "progress.json").write_text(
         json.dumps({"runs": [], "expected": 3, "elapsed": 1.0, "now": "x", "done": False})
     )
-    for part in ("sample", "ended"):
-        command = [sys.executable, "-I", "-B", str(tmp_path / "program"), part, str(job)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd="/")
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-I", "-B", str(tmp_path / "program")]
+    samples = job / "samples.jsonl"
+    with subprocess.Popen([*command, "sample", str(job)], cwd="/") as running:
+        while running.poll() is None and (not samples.is_file() or samples.read_text().count("\n") < 2):
+            time.sleep(0.02)
+        (job / "stop").touch()
+        assert running.wait(60) == 0
+    done = subprocess.run(
+        [*command, "ended", str(job)], capture_output=True, text=True, check=False, timeout=60, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
     looks = acceptance.samples({"samples": (job / "samples.jsonl").read_text() + '{"t": 1, "gp'})
     assert len(looks) > 1 and looks[0]["memory"]["host_mib"] > 0
     state = json.loads((job / "progress.json").read_text())
