@@ -3,8 +3,8 @@
 """Looks at a host again and again while a load runs: memory, GPUs, and what the server says of itself.
 
 A peak that is read once is missed, so it is sampled. Where there is nvidia-smi it runs all the while (--loop-ms), since each
-start of it costs more than a reading. Memory of a server without GPUs is Pss of its processes (proc(5), smaps_rollup): pages that
-they share are counted once.
+start of it costs more than a reading. Memory of a server without GPUs is what its processes hold of their own and the largest
+share of what they hold together (RssAnon, RssShmem in proc(5), status). Pss would be exacter, but counting it stops a process.
 
     python3 -I -B PROGRAM sample JOB_FOLDER
 
