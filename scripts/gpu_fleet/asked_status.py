@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from gpu_fleet import runs
 from gpu_fleet.events import Event
 
 
@@ -48,18 +49,17 @@ def from_fleet(inventory: Path, hosts: bool) -> dict[str, Any]:
         for answer in told.values():
             if answer.get("answers"):
                 return util.from_prometheus(answer["answers"], answer["alerts"])
-    plan, told = _play(inventory, "hosts")
+    result, told = _play(inventory, "hosts")
     pages = {host: answer["pages"] for host, answer in told.items() if "pages" in answer}
-    if plan is None or not told:
-        raise ValueError("no host answered")
+    if result.plan is None or not told:
+        why = [f"{host}: {said}" for host, said in result.why_unreachable.items()]
+        raise ValueError("\n".join(["no host answered", *why, *(failure.message for failure in result.failures)]))
     gpus = {host: util.gpus_of(answer["gpus"]) for host, answer in told.items() if answer.get("gpus")}
-    return util.from_hosts(plan, data_cached("metrics"), pages, gpus)
+    return util.from_hosts(result.plan, data_cached("metrics"), pages, gpus)
 
 
-def _play(inventory: Path, source: str) -> tuple[dict[str, Any] | None, dict[str, dict[str, Any]]]:
-    """The plan, and by host what modules brought."""
-    from gpu_fleet import runs
-
+def _play(inventory: Path, source: str) -> tuple[runs.FleetResult, dict[str, dict[str, Any]]]:
+    """How it went, and by host what modules brought."""
     told: dict[str, dict[str, Any]] = {}
 
     def keep(happened: Event) -> None:
@@ -76,4 +76,4 @@ def _play(inventory: Path, source: str) -> tuple[dict[str, Any] | None, dict[str
     outcome = runs.run("status", inventory, variables={"status_source": source}, on_event=keep)
     if outcome.refused:
         raise ValueError("\n".join(failure.message for failure in outcome.failures))
-    return outcome.plan, told
+    return outcome, told

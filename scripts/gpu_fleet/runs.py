@@ -176,11 +176,32 @@ def _environment() -> dict[str, str]:
     }
 
 
+# Of an inventory that cannot be read Ansible tells what each of its plugins thinks of it; these were not meant.
+_NOT_MEANT = re.compile(
+    r"Failed to parse \S+ with (auto|host_list|script|advanced_host_list) plugin|"
+    r"Failed to parse \S+\.(ya?ml|json) with ini plugin|Could not match supplied host pattern"
+)
+
+
 def _last_words(done: Any) -> str:
-    """What ansible-playbook said before it gave up, without colours."""
+    """What ansible-playbook said before it gave up: whole sentences, without colours and what does not belong to it."""
     said = "".join(stream.read() for stream in (done.stderr, done.stdout) if stream)
-    lines = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines() if line.strip()]
-    words = "\n".join(lines[-12:]) or "ansible-playbook failed and said nothing"
+    paragraphs: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", said).splitlines():
+        if not line.strip():
+            continue
+        if line.startswith(("[WARNING]", "[ERROR]", "ERROR!", "[DEPRECATION")) or not paragraphs:
+            paragraphs.append(line.strip())
+        elif paragraphs[-1].startswith("[WARNING]"):
+            paragraphs[-1] += f" {line.strip()}"  # Ansible breaks warnings at 80 characters
+        else:
+            paragraphs.append(line.rstrip())
+    kept = [
+        re.sub(r"^(\[WARNING\]:?|\[ERROR\]:?|ERROR!)[ *]*", "", text)
+        for text in paragraphs
+        if not _NOT_MEANT.search(text) and not text.startswith("[DEPRECATION")
+    ]
+    words = "\n".join(kept[-12:]) or "ansible-playbook failed and said nothing"
     return remedies.explained(words)
 
 

@@ -217,9 +217,33 @@ def test_failures_that_a_playbook_answered_itself_are_none(prod, runner):
 
 
 def test_a_run_that_ends_before_its_first_task_is_refused_with_its_last_words(prod, runner):
-    runner.rc, runner.said = 1, "\x1b[0;31mERROR! Attempting to decrypt but no vault secrets found\x1b[0m\n"
+    runner.rc = 1
+    runner.said = "\x1b[0;31mERROR! Attempting to decrypt but no vault secrets found\x1b[0m\n"
     (failure,) = api.deploy(prod).failures
-    assert failure.message.startswith("ERROR! Attempting to decrypt but no vault secrets found. Say where")
+    assert failure.message == (
+        "Attempting to decrypt but no vault secrets found. Say where the vault's password is: --vault-password-file FILE"
+    )
+
+
+# As ansible-playbook 2.18.19 prints it.
+UNREAD = """[WARNING]:  * Failed to parse /srv/hosts.yml with auto plugin: no root
+'plugin' key found, '/srv/hosts.yml' is not a valid YAML inventory
+plugin config file
+[WARNING]:  * Failed to parse /srv/hosts.yml with yaml plugin: We were unable
+to read either as JSON nor YAML, these are the errors we got from each
+[WARNING]:  * Failed to parse /srv/hosts.yml with ini plugin: Invalid host
+pattern '---' supplied, '---' is normally a sign this is a YAML file.
+ERROR! Completely failed to parse inventory source /srv/hosts.yml
+"""
+
+
+def test_of_an_inventory_that_cannot_be_read_the_reason_is_told_and_nothing_else(prod, runner):
+    runner.rc, runner.said = 1, UNREAD
+    (failure,) = api.deploy(prod).failures
+    assert failure.message.splitlines() == [
+        "Failed to parse /srv/hosts.yml with yaml plugin: We were unable to read either as JSON nor YAML, these are the errors we got from each",
+        "Completely failed to parse inventory source /srv/hosts.yml",
+    ]
 
 
 def test_what_is_given_reaches_ansible_playbook(prod, runner, monkeypatch, tmp_path):
