@@ -14,9 +14,14 @@ BIN = os.path.dirname(sys.executable)
 
 
 def run(*command, cwd, env=None):
-    # Galaxy is never asked: the dependencies are in the package `ansible`.
+    # Galaxy is never asked: the dependencies are in the package `ansible`. No path to the checkout: what is used is what is installed.
     done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
+        command,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": "", **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
