@@ -181,9 +181,11 @@ class Load:
         right = sorted(sent.ended for sent in self.sent if not sent.failure and sent.ended < self.answered)
         return max(after - before for before, after in itertools.pairwise([self.began, *right, self.answered]))
 
-    def longest(self, since: float) -> float:
-        """How long the slowest of those that failed was kept waiting for its end after `since`."""
-        return max((sent.ended - max(sent.at, since) for sent in self.sent if sent.failure), default=0.0)
+    def longest(self, since: float) -> tuple[float, str]:
+        """How long the slowest of those that failed was kept waiting for its end after `since`, and which it was."""
+        waits = [(sent.ended - max(sent.at, since), sent) for sent in self.sent if sent.failure]
+        wait, sent = max(waits, key=lambda each: each[0], default=(0.0, None))
+        return wait, f"{sent.failure}, sent {sent.at - since:.1f} s after the fault" if sent else ""
 
 
 def answers_within(url: str, key: str, seconds: float, since: float | None = None, ca: str = "") -> float:

@@ -61,6 +61,7 @@ class Outcome:
     restarted: bool
     failed: dict[str, int] = field(default_factory=dict)  # of REQUESTS through the gateway, by how
     longest: float = 0.0  # that one of them waited for its failure
+    slowest: str = ""  # which one that was
     gap: float | None = None  # without a right answer through the gateway
     note: str = ""
 
@@ -336,6 +337,7 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
     load.thread.join()
     flight, note = first_ended(flights)
     after, gap = fleet.invocations(), load.gap()
+    longest, slowest = load.longest(began)
     return Outcome(
         fault=name,
         number=number,
@@ -346,7 +348,8 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
         orphans=fleet.orphans(),
         restarted=all(after[host] != before[host] for host in before),
         failed=dict(load.failures()),
-        longest=round(load.longest(began), 1),
+        longest=round(longest, 1),
+        slowest=slowest,
         gap=None if gap is None else round(gap, 1),
         note=note,
     )
@@ -388,7 +391,7 @@ def wrong(outcome: Outcome) -> str:
     if outcome.ended is None or outcome.ended > IN_FLIGHT_SECONDS:
         problems.append(f"the request in flight ended after {outcome.ended} s ({outcome.flight})")
     if outcome.longest > IN_FLIGHT_SECONDS:
-        problems.append(f"a request waited {outcome.longest} s for its failure")
+        problems.append(f"a request waited {outcome.longest} s for its failure ({outcome.slowest})")
     if outcome.note:
         problems.append(outcome.note)
     if not outcome.restarted:
