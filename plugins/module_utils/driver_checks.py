@@ -313,7 +313,7 @@ def _enrolment(case: Case) -> str:
         made = "" if key["there"] else "make DKMS's key with update-secureboot-policy --new-key, then "
         return f"Take gpu_driver_source: distribution, whose modules are signed. Otherwise {made}{found}"
     if key["there"]:
-        return found[0].upper() + found[1:]
+        return f"Run {found}"
     if key["path"] not in driver_host.DKMS_KEYS.values():
         return f"Put the key where framework.conf of DKMS names it ({key['path']}, which is not there), then {found}"
     # As DKMS 3.0.10 makes it with its first build; its action generate_mok came later.

@@ -811,7 +811,7 @@ def test_failure_11_key_was_rejected_by_service():
     assert "openssl req -new -x509" in told  # DKMS makes its key with the first build only
     key = {"path": "/var/lib/dkms/mok.pub", "there": True}
     told = only(choose(secure_boot="SecureBoot enabled\n", dkms_key=key), "secure-boot")
-    assert "Mokutil --import /var/lib/dkms/mok.pub, reboot" in told
+    assert "Run mokutil --import /var/lib/dkms/mok.pub, reboot" in told
     assert "openssl" not in told
     ubuntu = {"path": "/var/lib/shim-signed/mok/MOK.der", "there": False}
     told = only(
