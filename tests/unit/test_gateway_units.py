@@ -45,6 +45,16 @@ def test_a_port_below_1024_is_the_only_power_of_the_gateway():
     assert "CapabilityBoundingSet=" in rendered("gpu-fleet-gateway.service", gateway_port=8443).splitlines()
 
 
+def test_keepalived_may_do_what_its_look_at_haproxy_takes():
+    """setgroups: where it is refused, keepalived 2.2.7 takes every look for a success, and the address never moves."""
+    (told,) = (
+        line.partition("=")[2].split()
+        for line in rendered("gpu-fleet-gateway-vrrp.service").splitlines()
+        if line.startswith("CapabilityBoundingSet=")
+    )
+    assert {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SETUID", "CAP_SETGID"} <= set(told)
+
+
 def test_gateways_differ_in_priority_and_listen_to_each_other_alone():
     text = rendered("keepalived.conf")
     first = rendered("keepalived.conf", inventory_hostname="gw-01")
