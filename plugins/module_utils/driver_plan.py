@@ -342,7 +342,8 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     plan.because.update(dict.fromkeys(pins, "it pins another version"))
     held = [name for name, item in sorted(installed.items()) if item.get("hold")]
     plan.unhold = [name for name in held if name in plan.packages and installed[name]["version"] != plan.packages[name]]
-    parts = {name for name in installed if names.of_driver(name, known) and name not in plan.may_remove}
+    there = {*installed, *case.host["unsettled"]}  # what is finished is there afterwards, and apt says nothing of it
+    parts = {name for name in there if names.of_driver(name, known) and name not in plan.may_remove}
     plan.holds = sorted(parts.union(plan.packages))
     plan.blocklist = names.blocklist([*known["globs"], *driver_beside.globs(case)])
     if case.host["nvlink5"]:

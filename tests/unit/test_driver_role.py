@@ -472,6 +472,14 @@ def test_what_apt_only_configures_is_not_left_out():
     assert "apt would leave libcuda1 as it is" in stop
 
 
+def test_a_library_that_nobody_named_is_held_when_it_is_finished():
+    half = {"unsettled": {"libnvidia-ml1": "unpacked"}, "audit": "libnvidia-ml1 is unpacked"}
+    packages = {name: item for name, item in DONE.items() if name != "libnvidia-ml1"}
+    found = planned(CLOSING, packages=packages, mark={"packages": {**OPEN, "libnvidia-ml1": "535.261.03-1"}}, **half)
+    assert "libnvidia-ml1" not in found["plan"]["packages"]
+    assert "libnvidia-ml1" in found["plan"]["holds"]
+
+
 def test_a_package_of_somebody_else_that_is_half_done_is_never_finished_silently():
     half = {"unsettled": {"postfix": "half-configured", "libcuda1": "unpacked"}, "audit": "postfix libcuda1"}
     assert "dpkg-broken" in [item["id"] for item in planned(mark={"packages": OPEN}, **half)["findings"]]
