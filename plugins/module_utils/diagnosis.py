@@ -45,6 +45,7 @@ UNIT_BEGINS = re.compile(r"^(?:Started|Starting) |Scheduled restart job")
 VERSION = re.compile(r"vLLM API server version v?(\d+\.\d+\.\d+)|LLM engine \(v(\d+\.\d+\.\d+)")
 # The line that ends a traceback.
 EXCEPTION = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Timeout|Failure|Interrupt|Exit)\b(?::| *$)")
+CODE = re.compile(r"\s+raise [A-Za-z_][\w.]*\(")
 QUIET = re.compile(
     r"CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError|ClientDisconnect|GeneratorExit"
 )
@@ -475,6 +476,10 @@ class Doctor:
             if owner_of[hit.line.place] is not hit.signature:
                 continue
             known = first.setdefault(hit.id, hit)
+            if _code(known) and not _code(hit) and hit.line.place[0] == known.line.place[0]:
+                # What the exception says, not the code that raised it.
+                known = first[hit.id] = hit
+                continue
             # The same cause in other words tells more than the same words again.
             if hit.pattern not in [known.pattern, *(other.pattern for other in known.again)]:
                 known.again.append(hit)
@@ -602,6 +607,11 @@ class Doctor:
             out.append({"what": what, "command": f"journalctl -u '{unit}' -b -n 400 -o short-iso"})
         unique = {(entry["what"], entry["command"]): entry for entry in out}
         return list(unique.values())
+
+
+def _code(hit: Hit) -> bool:
+    """Whether the line is code that a traceback shows under a frame."""
+    return bool(CODE.match(hit.line.said))
 
 
 def _chain(gone: Mapping[str, str], name: str) -> List[str]:

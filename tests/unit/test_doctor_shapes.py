@@ -238,3 +238,15 @@ def test_two_files_of_two_hosts():
     assert [(finding["cause_id"], finding["host"]) for finding in told] == [
         ("gpu_memory_taken_by_other_process", "gpu-02")
     ]
+
+
+def test_evidence_is_what_an_exception_says_and_not_the_code_that_raised_it():
+    log = """Traceback (most recent call last):
+  File "/x/default_loader.py", line 9, in load_weights
+    raise ValueError(f"Following weights were not initialized from checkpoint: {left}")
+ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}"""
+    doctor = doctors.doctor()
+    doctor.read("log", log.split("\n"))
+    (found,) = doctor.answer()["findings"]
+    assert found["cause_id"] == "model_weights_incomplete" and found["line"] == 4
+    assert found["evidence"] == "ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}"
