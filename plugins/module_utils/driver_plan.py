@@ -246,11 +246,16 @@ def _moved(
     case: Case, packages: Mapping[str, Optional[str]], version: Optional[str], kind: Optional[str]
 ) -> Dict[str, Optional[str]]:
     """Other parts of the driver that are installed in another version: apt leaves them where a dependency says >=, as on the
-    way back to an older driver, and cuInit returns 803 then."""
+    way back to an older driver, and cuInit returns 803 then. Those that dpkg left half done, too, in whatever version: one that it
+    deconfigured to bring another is as it was, and apt finds no way while it is held."""
     found: Dict[str, Optional[str]] = {}
-    for name, item in case.host["packages"].items() if case.host["available"] is not None and version else []:
+    there = {
+        **dict.fromkeys(case.host["unsettled"], ""),
+        **{n: item["version"] for n, item in case.host["packages"].items()},
+    }
+    for name, have in there.items() if case.host["available"] is not None and version else []:
         other = names.kind_of(name, case.known) not in (None, kind) or name.startswith("linux-modules-nvidia-")
-        same = names.upstream(item["version"]) == names.upstream(str(version))
+        same = names.upstream(have) == names.upstream(str(version))
         if name in packages or other or same or not names.of_driver(name, case.known):
             continue
         exact = _fitting(name, [item["version"] for item in case.candidates(name)], str(version), case)
