@@ -479,7 +479,8 @@ def test_a_library_that_nobody_named_is_held_when_it_is_finished():
     mark = {"packages": {**OPEN, "libnvidia-ml1": "535.261.03-1"}}
     found = planned(CLOSING, available=offered, packages=packages, mark=mark, **half)
     assert found["stops"] == []
-    assert "libnvidia-ml1=535.261.03-1" in found["plan"]["arguments"]  # or apt leaves the version that dpkg deconfigured
+    # Or apt leaves the version that dpkg deconfigured.
+    assert "libnvidia-ml1=535.261.03-1" in found["plan"]["arguments"]
     assert "libnvidia-ml1" in found["plan"]["holds"]
 
 
