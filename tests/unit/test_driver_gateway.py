@@ -155,6 +155,7 @@ def run(folder, gateways, limit="all"):
         env={
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",  # whatever the caller's ansible.cfg has
             "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
             "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
             "ANSIBLE_PIPELINING": "1",

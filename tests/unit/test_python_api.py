@@ -267,6 +267,7 @@ def test_what_is_given_reaches_ansible_playbook(prod, runner, monkeypatch, tmp_p
 
 def test_an_ansible_cfg_where_it_is_called_wins_over_our_own(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
     (tmp_path / "ansible.cfg").touch()
     assert runs._environment()["ANSIBLE_CONFIG"] == str(tmp_path / "ansible.cfg")
     monkeypatch.setenv("ANSIBLE_CONFIG", "/etc/mine.cfg")
