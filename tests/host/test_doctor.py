@@ -31,7 +31,7 @@ import testinfra
 
 INVENTORY = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 180.0  # an alert waits 5 s, after scrapes and rules each 2 s; a look of the doctor takes 10 s, and on a busy machine a minute
+SOON = 90.0  # an alert waits 5 s, after scrapes and rules each 2 s; the doctor takes 10 s a look on a busy machine
 ASK = "import urllib.request as u,sys; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
 NAMES = ("gpu-01", "gpu-02", "mon")
 
