@@ -213,7 +213,7 @@ def _fetch(module, url):
     except (OSError, urllib.error.URLError, ValueError) as error:
         module.fail_json(
             msg=f"{socket.gethostname()}: the key {url} cannot be fetched: {error}. Nothing was changed. Behind a proxy set "
-            "gpu_driver_environment, without a network give the key itself (gpu_driver_repository_key)"
+            "gpu_driver_proxy, without a network give the key itself (gpu_driver_repository_key)"
         )
 
 

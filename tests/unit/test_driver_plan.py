@@ -459,6 +459,15 @@ def test_no_device_id_is_in_two_generations():
     assert all(before[1] < after[0] for before, after in itertools.pairwise(spans))
 
 
+def test_every_repository_has_a_key_with_a_whole_fingerprint():
+    """NVIDIA names the file of a key by the last eight digits of its fingerprint."""
+    sources = KNOWN["sources"]["nvidia"]
+    assert set(sources["keys"]) == set(sources["releases"])
+    for key in sources["keys"].values():
+        assert re.fullmatch(r"[0-9A-F]{40}", key["fingerprint"])
+        assert key["file"].upper() == f"{key['fingerprint'][-8:]}.PUB"
+
+
 # Refused before anything is looked at
 
 
