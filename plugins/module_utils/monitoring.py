@@ -193,6 +193,7 @@ def judge(
             found.append(
                 (f"monitoring_{name} is {settings.get(name)!r}", "Write a time as Prometheus does: 15s, 1m, 15d")
             )
+    found += _judge_port(settings.get("haproxy_port"))
     if settings.get("mode") == "files" and not settings.get("files_into"):
         fix = "Name a folder of the controller for rules, targets and prometheus.yml"
         found.append(("monitoring_mode is files, and monitoring_files_into is empty", fix))
@@ -209,6 +210,13 @@ def _judge_times(times: Mapping[str, Any], alerts: Sequence[str]) -> List[Tuple[
             fix = "Write a time as Prometheus does: 0s, 30s, 5m"
             found.append((f"monitoring_alert_for: {name} is {value!r}", fix))
     return found
+
+
+def _judge_port(port: Any) -> List[Tuple[str, str]]:
+    """The one variable whose type the role's argument spec leaves open."""
+    if port is None or (isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536):
+        return []
+    return [(f"monitoring_haproxy_port is {port!r}", "Give a port, a whole number from 1 to 65535, or null")]
 
 
 def _is_number(value: Any) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, monitoring, plan
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data, inventory
 from gpu_fleet import debian
@@ -155,11 +156,22 @@ def faults(**changes):
         ({"objectives": {"chat": 3}}, "chat is 3"),
         ({"interval": "15"}, "monitoring_interval is '15'"),
         ({"mode": "files"}, "monitoring_files_into is empty"),
+        ({"haproxy_port": "8404"}, "monitoring_haproxy_port is '8404'"),
+        ({"haproxy_port": 0}, "monitoring_haproxy_port is 0"),
     ],
 )
 def test_what_is_wrong_is_told_before_a_host_is_touched(changes, says):
     (message,) = faults(**changes)
     assert says in message
+
+
+@pytest.mark.parametrize("name", ["monitoring_dcgm_port", "monitoring_haproxy_port"])
+def test_the_role_takes_null_for_an_exporter_that_there_is_none_of(name):
+    """Ansible's own judge of a role's variables decides; where a default is not null, it takes null for a wrong int."""
+    option = data.role_options("monitoring")[name]
+    spec = {key: value for key, value in option.items() if key in ("type", "default")}
+    assert not ArgumentSpecValidator({name: spec}).validate({name: None}).error_messages
+    assert faults(**{name.removeprefix("monitoring_"): None}) == []
 
 
 def test_the_defaults_have_no_fault():
