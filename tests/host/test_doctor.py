@@ -159,26 +159,31 @@ def sees_its_kernel(host) -> Iterator[None]:
     A lab host has no /dev/kmsg and may read none. It gets one end of a pipe by that name, in which this machine puts each message as it
     comes, one a packet (pipe(7)), which is how the device gives them.
     """
-    host.check_output("mkfifo -m 600 /dev/kmsg && systemctl restart systemd-journald")
+    host.check_output("mkfifo -m 600 /dev/kmsg")
+    # Whoever opens a pipe waits for its other end, and systemd's first process opens this one to write: here it is open for both.
+    writer = os.open(root_of(host) / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.fcntl(writer, fcntl.F_SETFL, fcntl.fcntl(writer, fcntl.F_GETFL) | os.O_DIRECT)
     reader = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     os.lseek(reader, 0, os.SEEK_END)
-    place, stop = root_of(host) / "dev/kmsg", threading.Event()
-
-    def opened() -> int:
-        try:
-            return os.open(place, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads yet
-            return 0
-
-    writer = wait(opened, "the host's journal does not look at its /dev/kmsg")
-    fcntl.fcntl(writer, fcntl.F_SETFL, fcntl.fcntl(writer, fcntl.F_GETFL) | os.O_DIRECT)
+    host.check_output("systemctl restart systemd-journald")
+    reads = "ls -l /proc/$(systemctl show -p MainPID --value systemd-journald)/fd | grep -q /dev/kmsg"
+    wait(lambda: host.run(reads).rc == 0, "the host's journal does not look at its /dev/kmsg")
+    stop = threading.Event()
 
     def hand_on() -> None:
         while not stop.wait(0.1):
             # EPIPE: some were overwritten before they were read.
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 while True:
-                    os.write(writer, os.read(reader, 8192))
+                    give(os.read(reader, 8192))
+
+    def give(message: bytes) -> None:
+        """A report of the out-of-memory killer has more lines than a pipe has room for."""
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError):
+                os.write(writer, message)
+                return
+            time.sleep(0.01)
 
     thread = threading.Thread(target=hand_on, daemon=True)
     thread.start()
@@ -187,9 +192,9 @@ def sees_its_kernel(host) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+        host.check_output("rm /dev/kmsg && systemctl restart systemd-journald")
         os.close(writer)
         os.close(reader)
-        host.check_output("rm /dev/kmsg && systemctl restart systemd-journald")
 
 
 @contextlib.contextmanager
