@@ -1,4 +1,4 @@
-"""scripts/fleet bench and report: put load on a service, judge it, and show what came of it."""
+"""scripts/fleet bench, report and tune: put load on a service, judge it, show what came of it, try other settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = "Keep the document, and what the capacity table reads"
 
 
 def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., NoReturn]) -> None:
-    """Add the verbs `bench` and `report`. run and finish are those of every verb (verbs.py)."""
+    """Add the verbs `bench`, `report` and `tune`. run and finish are those of every verb (verbs.py)."""
 
     @app.command()
     def bench(
@@ -135,10 +135,173 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
         if serve is not None:
             _serve(page, serve)
 
+    @app.command()
+    def tune(
+        inventory: Annotated[
+            Path, typer.Option("-i", "--inventory", help="Inventory folder or file, such as inventories/prod.")
+        ],
+        service: Annotated[str, typer.Argument(help="A service; its last replica is tried on.")],
+        *,
+        only: Annotated[
+            list[str] | None,
+            typer.Option("--only", help="This setting alone, such as max-num-seqs; several may follow."),
+        ] = None,
+        budget: Annotated[float, typer.Option("--budget", min=1, help="Seconds for all of it.")] = 1800,
+        yes: Annotated[bool, typer.Option("--yes", help="Start the replica anew for each without asking.")] = False,
+        put_back: Annotated[
+            bool, typer.Option("--put-back", help="Only have it serve as before a run that was cut short.")
+        ] = False,
+        json_: Annotated[
+            bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")
+        ] = False,
+    ) -> None:
+        """Try a small set of settings on one replica, drained at the gateways meanwhile, and offer the best (docs/acceptance.md).
+
+        Exit status 0 tried, whether something is better or not; 1 it does not serve as before; 2 refused, nothing changed.
+        """
+        if put_back:
+            _put_back(run, inventory, service, json_)
+        _tune(run, inventory, service, only=only or [], budget=budget, yes=yes, as_json=json_)
+
 
 def _stop(message: str) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(2)
+
+
+def _note(inventory: Path, service: str) -> Path:
+    return _folder(inventory).resolve() / service / "tuning.json"
+
+
+def _tuning(run: Callable[..., Any], inventory: Path, service: str, as_json: bool, **more: Any) -> Any:
+    from gpu_fleet import tune as tuning
+
+    return tuning.Tuning(
+        play=lambda playbook, limit, variables, check: run(
+            playbook, inventory, as_json, limit=limit, variables=variables, check=check
+        ),
+        service=service,
+        note=_note(inventory, service),
+        said=lambda line: None if as_json else typer.echo(line, err=True),
+        **more,
+    )
+
+
+def _put_back(run: Callable[..., Any], inventory: Path, service: str, as_json: bool) -> NoReturn:
+    """Only repair what a run that was cut short left."""
+    from gpu_fleet import kept, runs
+    from gpu_fleet import tune as tuning
+
+    one = _tuning(run, inventory, service, as_json, plan={}, services=[], gateways=False, allow=False, budget=0.0)
+    try:
+        with runs.hold(inventory, "tune"):
+            there = one.bring_back()
+    except kept.Busy as busy:
+        _stop(str(busy))
+    except tuning.NotBack as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    text = "serves as before" if there else "nothing to put back: no run was cut short"
+    typer.echo(json.dumps({"service": service, "put_back": there}) if as_json else f"{service}: {text}")
+    raise typer.Exit(0)
+
+
+def _tune(
+    run: Callable[..., Any], inventory: Path, service: str, *, only: list[str], budget: float, yes: bool, as_json: bool
+) -> None:
+    from gpu_fleet import kept, runs
+    from gpu_fleet import tune as tuning
+    from gpu_fleet.domain import module_util
+
+    planned = run("validate", inventory, True)
+    if planned.exit_status or planned.plan is None:
+        _stop("\n".join(failure.message for failure in planned.failures))
+    try:
+        replica = tuning.replica_of(planned.plan, service)
+        of = planned.plan["replicas"][replica]
+        told = _host_variables(inventory, of["head"])
+        rank = next(one for one in planned.plan["hosts"][of["head"]]["instances"] if one["instance"] == replica)
+        tried = tuning.candidates(rank["config"], of, only)
+        if not yes:
+            _ask(replica, of, tried, bool(told["gateways"]))
+        has_budget = "accept_budget" in told["variables"]
+        one = _tuning(
+            *(run, inventory, service, as_json),
+            plan=planned.plan,
+            services=told["variables"].get("vllm_services"),
+            gateways=bool(told["gateways"]),
+            allow=module_util("bench_document").truth(told["variables"].get("vllm_service_allow_outage", False)),
+            budget=budget,
+            load_budget=None if has_budget else tuning.load_budget(budget, len(tried)),
+        )
+        with runs.hold(inventory, "tune"):
+            trials = one.run(tried)
+    except (tuning.Refused, kept.Busy) as refused:
+        _stop(str(refused))
+    except tuning.NotBack as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    except tuning.Interrupted:
+        typer.echo("interrupted; it serves as before", err=True)
+        raise typer.Exit(130) from None
+    best = tuning.judge(trials, module_util("bench_compare").judge)
+    _offer(inventory, service, replica, trials=trials, best=best, as_json=as_json)
+
+
+def _ask(replica: str, of: dict[str, Any], tried: list[Any], gateways: bool) -> None:
+    """Nothing is changed without a yes."""
+    from gpu_fleet import tune as tuning
+
+    meanwhile = "out of service at the gateways meanwhile" if gateways else "no gateway takes it out of service"
+    typer.echo(
+        f"{replica} on {', '.join(of['hosts'])} is started anew for each of: {'; '.join(tuning.label(one) for one in tried[1:])} ({meanwhile}).",
+        err=True,
+    )
+    if not typer.confirm("Go on?", err=True):
+        _stop("Nothing was changed")
+
+
+def _offer(inventory: Path, service: str, replica: str, *, trials: list[Any], best: Any, as_json: bool) -> None:
+    """Tell what came of it, and keep it as settings to copy."""
+    import time
+
+    import yaml
+
+    from gpu_fleet import tune as tuning
+
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    found = tuning.kept(trials, best, service=service, replica=replica, when=when)
+    path = _note(inventory, service).with_name("tuned.yml")
+    head = (
+        "# What scripts/fleet tune found. `settings` go into the service's entry of vllm_services; scripts/fleet deploy then brings them.\n"
+        "# Numbers are of the load and the objective below, and of one replica, drained.\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"---\n{head}{yaml.safe_dump(found, sort_keys=False, width=120)}", encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo("\n".join([*tuning.lines(trials, best, service), f"kept: {path}"]))
+
+
+def _host_variables(inventory: Path, host: str) -> dict[str, Any]:
+    """Variables of a host as they are written, templates unread, and whether there are gateways."""
+    import subprocess
+
+    from gpu_fleet import runs
+
+    given = runs.GIVEN.get() or runs.Given()
+    environment = {**runs.os.environ, **runs._environment(), **given.environment}
+    extra = [word for variable in given.variables for word in ("--extra-vars", variable)]
+    command = ["ansible-inventory", "-i", str(inventory.resolve()), "--list", *extra]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        _stop(done.stderr.strip()[-2000:])
+    listed = json.loads(done.stdout)
+    return {
+        "variables": listed["_meta"]["hostvars"].get(host, {}),
+        "gateways": bool(listed.get("gateways", {}).get("hosts")),
+    }
 
 
 def _folder(inventory: Path | None) -> Path:

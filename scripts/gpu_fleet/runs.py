@@ -28,7 +28,7 @@ MIRROR_TASK = "vllm.mirror"
 TEARDOWN_TASK = "vllm.teardown"
 OLDEST_ANSIBLE = (2, 18)  # requires_ansible of meta/runtime.yml
 # Playbooks that change hosts: from one machine one at a time on a fleet. A drain may come in between, as on a gateway.
-CHANGING = frozenset({"site", "deploy", "upgrade", "rollback", "driver", "gateway", "monitoring", "teardown"})
+CHANGING = frozenset({"site", "deploy", "upgrade", "rollback", "driver", "gateway", "monitoring", "teardown", "tune"})
 GRACE_SECONDS = 15.0  # for ansible-playbook to end by itself, once it was interrupted
 POLL_SECONDS = 1  # how often a run looks whether it is to end
 INTERRUPTED = 130
@@ -288,9 +288,23 @@ def _refusal(message: str) -> FleetResult:
     return FleetResult(status=1, refused=True, failures=[Failure("", "", message)])
 
 
+HELD: ContextVar[Path | None] = ContextVar("HELD", default=None)
+
+
+@contextlib.contextmanager
+def hold(inventory: Path, what: str) -> Iterator[None]:
+    """Several runs that are one change: nobody else's comes in between. Raises kept.Busy."""
+    with kept.changing(inventory, what):
+        held = HELD.set(inventory.resolve())
+        try:
+            yield
+        finally:
+            HELD.reset(held)
+
+
 @contextlib.contextmanager
 def _turn(playbook: str, inventory: Path, check: bool) -> Iterator[None]:
-    if check or playbook not in CHANGING:
+    if check or playbook not in CHANGING or HELD.get() == inventory.resolve():
         yield
         return
     with kept.changing(inventory, playbook):

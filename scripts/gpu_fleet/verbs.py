@@ -140,6 +140,13 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
             "scripts/fleet report inventories/prod/.acceptance/chat/2026-11-30T08-45-12Z.json --serve 8080",
         ),
     ),
+    "tune": (
+        "Try other settings under load, offer the best",
+        (
+            "scripts/fleet tune -i inventories/prod chat --only max-num-seqs --budget 1200",
+            "scripts/fleet tune -i inventories/prod chat --put-back",
+        ),
+    ),
     "completion": ("Completion for bash, zsh or fish", ("scripts/fleet completion bash >> ~/.bash_completion",)),
 }
 
