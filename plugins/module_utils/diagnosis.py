@@ -756,7 +756,23 @@ def oom_limit(hit: Hit, tables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
     return {"where": "the memory limit of its unit or container" if unit else "the host's memory" if host else None}
 
 
+# Where vLLM looks at what it was told: one module for all of it until 0.9, a package since.
+SETTINGS = re.compile(r'File \\?"[^"]*/vllm/(?:config(?:\.py|/)|engine/arg_utils\.py|platforms/)')
+SAYS_ITSELF = re.compile(r"validation errors? for|Value error, |NotImplementedError: .*(?:support|implement)")
+
+
+def settings_refused(hit: Hit, tables: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
+    """Of an exception: whether vLLM's own look at its settings raised it, by the last frame above it."""
+    if SAYS_ITSELF.search(hit.line.said):
+        return {}
+    for _, raw in list(hit.before)[:-13:-1]:
+        if 'File "' in raw or 'File \\"' in raw:
+            return {} if SETTINGS.search(raw) else None
+    return None
+
+
 JUDGES = {
+    "settings_refused": settings_refused,
     "oom_limit": oom_limit,
     "removed_flag": removed_flag,
     "strange_flag": strange_flag,
