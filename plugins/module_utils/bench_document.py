@@ -306,8 +306,9 @@ def document(
         bench_judge.generator(point, known),
     ]
     told["outcome"] = bench_judge.outcome(told["verdicts"])
-    # The last one of the same load, since no other can be judged; else the last.
-    like = [one for one in earlier if not bench_compare.other_load(one, told)] or earlier
+    # The last one of the same load, since no other can be judged, and of as many GPUs if there is one; else the last.
+    like = [one for one in earlier if not bench_compare.other_load(one, told)]
+    like = [one for one in like if one["scaling"]["gpus"] == gpus] or like or earlier
     told["differences"] = bench_compare.compare(like[-1], told) if like and found else None
     return told
 

@@ -350,7 +350,7 @@ def scaling(
             [
                 f"no accepted run of the same model, release and lengths with one GPU is kept; {gpus} GPUs have to do {least_scaling(gpus, known):g} times as much"
             ],
-            "serve with one GPU, run the acceptance, and run this one again",
+            "scripts/fleet tune SERVICE --one-gpu measures it; then run this one again",
         )
     ratio, least = throughput / one["throughput"], least_scaling(gpus, known)
     text = (

@@ -148,6 +148,9 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
         ] = None,
         budget: Annotated[float, typer.Option("--budget", min=1, help="Seconds for all of it.")] = 1800,
         yes: Annotated[bool, typer.Option("--yes", help="Start the replica anew for each without asking.")] = False,
+        one_gpu: Annotated[
+            bool, typer.Option("--one-gpu", help="Only measure it with one GPU, for the verdict on scaling.")
+        ] = False,
         put_back: Annotated[
             bool, typer.Option("--put-back", help="Only have it serve as before a run that was cut short.")
         ] = False,
@@ -157,11 +160,12 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
     ) -> None:
         """Try a small set of settings on one replica, drained at the gateways meanwhile, and offer the best (docs/acceptance.md).
 
-        Exit status 0 tried, whether something is better or not; 1 it does not serve as before; 2 refused, nothing changed.
+        Exit status 0 tried, whether something is better or not; 1 it does not serve as before, or one GPU does not serve it; 2 refused, nothing changed.
         """
         if put_back:
             _put_back(run, inventory, service, json_)
-        _tune(run, inventory, service, only=only or [], budget=budget, yes=yes, as_json=json_)
+        asked = {"only": only or [], "one_gpu": one_gpu, "budget": budget, "yes": yes}
+        _tune(run, inventory, service, asked, as_json=json_)
 
 
 def _stop(message: str) -> NoReturn:
@@ -206,9 +210,7 @@ def _put_back(run: Callable[..., Any], inventory: Path, service: str, as_json: b
     raise typer.Exit(0)
 
 
-def _tune(
-    run: Callable[..., Any], inventory: Path, service: str, *, only: list[str], budget: float, yes: bool, as_json: bool
-) -> None:
+def _tune(run: Callable[..., Any], inventory: Path, service: str, asked: dict[str, Any], *, as_json: bool) -> None:
     from gpu_fleet import kept, runs
     from gpu_fleet import tune as tuning
     from gpu_fleet.domain import module_util
@@ -221,8 +223,8 @@ def _tune(
         of = planned.plan["replicas"][replica]
         told = _host_variables(inventory, of["head"])
         rank = next(one for one in planned.plan["hosts"][of["head"]]["instances"] if one["instance"] == replica)
-        tried = tuning.candidates(rank["config"], of, only)
-        if not yes:
+        tried = [tuning.one_gpu(of)] if asked["one_gpu"] else tuning.candidates(rank["config"], of, asked["only"])
+        if not asked["yes"]:
             _ask(replica, of, tried, bool(told["gateways"]))
         has_budget = "accept_budget" in told["variables"]
         one = _tuning(
@@ -231,8 +233,9 @@ def _tune(
             services=told["variables"].get("vllm_services"),
             gateways=bool(told["gateways"]),
             allow=module_util("bench_document").truth(told["variables"].get("vllm_service_allow_outage", False)),
-            budget=budget,
-            load_budget=None if has_budget else tuning.load_budget(budget, len(tried)),
+            budget=asked["budget"],
+            load_budget=None if has_budget or asked["one_gpu"] else tuning.load_budget(asked["budget"], len(tried)),
+            keep=_note(inventory, service).parents[1] if asked["one_gpu"] else None,
         )
         with runs.hold(inventory, "tune"):
             trials = one.run(tried)
@@ -244,8 +247,23 @@ def _tune(
     except tuning.Interrupted:
         typer.echo("interrupted; it serves as before", err=True)
         raise typer.Exit(130) from None
+    if asked["one_gpu"]:
+        _say_one_gpu(service, trials[0], as_json)
     best = tuning.judge(trials, module_util("bench_compare").judge)
     _offer(inventory, service, replica, trials=trials, best=best, as_json=as_json)
+
+
+def _say_one_gpu(service: str, trial: Any, as_json: bool) -> NoReturn:
+    """What one GPU does; the run is kept, and the next acceptance judges by it."""
+    from gpu_fleet import tune as tuning
+
+    if as_json:
+        typer.echo(json.dumps(trial.told(), indent=1))
+    else:
+        typer.echo(tuning.lines([trial], None, service)[0])
+        if trial.document:
+            typer.echo(f"kept as a run; scripts/fleet bench {service} now judges its scaling. It serves as before.")
+    raise typer.Exit(0 if trial.document else 1)
 
 
 def _ask(replica: str, of: dict[str, Any], tried: list[Any], gateways: bool) -> None:
@@ -254,7 +272,7 @@ def _ask(replica: str, of: dict[str, Any], tried: list[Any], gateways: bool) -> 
 
     meanwhile = "out of service at the gateways meanwhile" if gateways else "no gateway takes it out of service"
     typer.echo(
-        f"{replica} on {', '.join(of['hosts'])} is started anew for each of: {'; '.join(tuning.label(one) for one in tried[1:])} ({meanwhile}).",
+        f"{replica} on {', '.join(of['hosts'])} is started anew for each of: {'; '.join(tuning.label(one) for one in tried if one.args)} ({meanwhile}).",
         err=True,
     )
     if not typer.confirm("Go on?", err=True):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-AS_IT_IS = "as it is"
+AS_IT_IS, ONE_GPU = "as it is", "one GPU"
 # Seconds that a change and its measurement may take before the first one was timed.
 GUESS = 240.0
 UTILIZATION_STEP, UTILIZATION_MOST = 0.03, 0.95
@@ -147,11 +147,12 @@ def _batches(config: Mapping[str, Any]) -> list[Candidate]:
 
 
 def _memory(config: Mapping[str, Any], of: Mapping[str, Any]) -> list[Candidate]:
+    """Where nothing is said it is vLLM's own 0.9 or 0.92 (data/memory.yml), so that the most is above it, too."""
     share = config.get("gpu-memory-utilization")
-    if of["accelerator"] == "cpu" or not share or share + UTILIZATION_STEP > UTILIZATION_MOST:
+    more = UTILIZATION_MOST if share is None else round(share + UTILIZATION_STEP, 2)
+    if of["accelerator"] == "cpu" or more > UTILIZATION_MOST:
         return []
-    more = {"gpu-memory-utilization": round(share + UTILIZATION_STEP, 2)}
-    return [Candidate("gpu-memory-utilization", more, "a larger KV cache")]
+    return [Candidate("gpu-memory-utilization", {"gpu-memory-utilization": more}, "a larger KV cache")]
 
 
 def _tensor(of: Mapping[str, Any]) -> list[Candidate]:
@@ -172,12 +173,31 @@ def _tensor(of: Mapping[str, Any]) -> list[Candidate]:
     ]
 
 
+SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel")
+
+
+def one_gpu(of: Mapping[str, Any]) -> Candidate:
+    """The same with one GPU of it: what the verdict on scaling compares with. Raises Refused."""
+    gpus, hosts = list(of.get("gpus") or []), list(of.get("ray_hosts") or of["hosts"])
+    if len(gpus) * len(hosts) < 2:
+        raise Refused("the replica has one GPU, or none: nothing scales. Nothing was changed")
+    if len(hosts) > 1:
+        raise Refused(
+            f"the replica is {', '.join(hosts)} together, and cannot be cut down to one GPU in its place. Nothing was changed. "
+            "Serve the model with one GPU as a service of its own, with the same model and release, and measure that"
+        )
+    less = {"gpus": gpus[:1], "replicas_per_host": 1}
+    return Candidate(ONE_GPU, dict.fromkeys(SIZES), "what the verdict on scaling compares with", service=less)
+
+
 def label(candidate: Candidate) -> str:
     def one(name: str, value: Any) -> str:
         if value is None:
             return f"without {name}"
         return f"{name} {json.dumps(value) if isinstance(value, Mapping) else value}"
 
+    if candidate.name == ONE_GPU:
+        return ONE_GPU
     words = [*(one(*item) for item in candidate.copy.items()), *(one(*item) for item in candidate.args.items())]
     return ", ".join(words) or AS_IT_IS
 
@@ -243,6 +263,7 @@ class Tuning:
     note         file of the controller that says what is to be brought back, while there is something
     allow        vllm_service_allow_outage of the inventory: whether users may be without a server
     load_budget  seconds of load for each candidate; None: what the inventory says
+    keep         folder of the controller where the runs are kept; None: nowhere
     """
 
     play: Callable[..., Any]
@@ -254,6 +275,7 @@ class Tuning:
     note: Path
     budget: float
     load_budget: float | None = None
+    keep: Path | None = None
     measure: Mapping[str, Any] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     said: Callable[[str], None] = lambda _line: None
@@ -346,12 +368,14 @@ class Tuning:
             result = self._go("deploy", limit, {**settings, **more})
             if result.exit_status:
                 return Trial(candidate, problem=f"does not serve: {_first(result)}")
-        with tempfile.TemporaryDirectory(prefix="gpu_fleet-tune-") as folder:
-            variables = {**self.measure, "accept_replica": replica, "accept_folder": folder, "accept_full": False}
+        with tempfile.TemporaryDirectory(prefix="gpu_fleet-tune-") as temporary:
+            folder = self.keep or Path(temporary)
+            before = set(folder.glob(f"{self.service}/*Z.json"))
+            variables = {**self.measure, "accept_replica": replica, "accept_folder": str(folder), "accept_full": False}
             if self.load_budget:
                 variables["accept_budget"] = self.load_budget
             result = self._go("accept", None, {**variables, **settings})
-            runs = sorted(Path(folder).glob(f"{self.service}/*Z.json"))
+            runs = sorted(set(folder.glob(f"{self.service}/*Z.json")) - before)
             if not runs:
                 return Trial(candidate, problem=f"was not measured: {_first(result)}")
             return Trial(candidate, json.loads(runs[-1].read_text(encoding="utf-8")))

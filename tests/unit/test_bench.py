@@ -627,6 +627,8 @@ def test_scaling_finds_the_run_with_one_gpu():
     four = made("2026-11-30T11:00:00", kept=[one], plan=on(4), tokens=250.0)
     (told,) = [verdict for verdict in four["verdicts"] if verdict["name"] == "scaling"]
     assert told["outcome"] == "fail" and "2.50 times, at least 3 wanted" in told["evidence"][0]
+    another = made("2026-11-30T12:00:00", kept=[four, one], plan=on(4))
+    assert another["differences"]["old"] == four["name"], "compared with as many GPUs, whatever came in between"
 
 
 def test_what_no_service_is_accepted_without():

@@ -51,6 +51,8 @@ def test_with_gpus_there_are_utilization_and_replicas_in_place_of_tensor_paralle
     assert half.settings == {"replicas_per_host": 2, "args": {"tensor-parallel-size": 2}}
     assert tune.label(half) == "replicas_per_host 2, tensor-parallel-size 2"
     assert not named(tune.candidates({"gpu-memory-utilization": 0.95}, GPU), "gpu-memory-utilization")
+    (most,) = named(tune.candidates({}, GPU), "gpu-memory-utilization")
+    assert most.args == {"gpu-memory-utilization": 0.95}, "vLLM's own is less"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ class Fleet:
         if playbook == "accept":
             args = (variables.get("vllm_services") or SERVICES)[0]["args"]
             folder = Path(variables["accept_folder"]) / "chat"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             tokens = 100.0 * args["max-num-seqs"] / 8
             (folder / "2026-11-30T10-00-00Z.json").write_text(json.dumps(made(tokens=tokens, noise=0.1)))
         return FleetResult()
@@ -285,6 +287,31 @@ def test_replicas_that_share_a_host_are_refused():
         tune.replica_of(PLAN, "chta")
 
 
+# -- one GPU -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_gpu_is_measured_in_its_place_and_the_run_is_kept(tmp_path):
+    fleet = Fleet(tmp_path)
+    services = [
+        {"name": "chat", "args": {"tensor-parallel-size": 4, "enable-expert-parallel": True, "max-num-seqs": 8}}
+    ]
+    plan = {**PLAN, "replicas": {"chat.0": GPU}}
+    (trial,) = tuning(fleet, services=services, plan=plan, keep=tmp_path).run([tune.one_gpu(GPU)])
+    assert fleet.steps == ["deploy --check", "tune noted", "deploy", "accept", "tune back"]
+    changes = next(variables for playbook, _, variables, check in fleet.asked if playbook == "deploy" and not check)
+    assert changes["vllm_services"] == [
+        {"name": "chat", "gpus": [4], "replicas_per_host": 1, "args": {"max-num-seqs": 8}}
+    ]
+    assert trial.document and list((tmp_path / "chat").glob("*Z.json")), "kept where the acceptance looks for it"
+    assert tune.label(trial.candidate) == "one GPU"
+
+
+@pytest.mark.parametrize("of", [CPU, {**GPU, "gpus": [0]}, {**GPU, "hosts": ["a", "b"]}])
+def test_what_has_no_more_than_one_gpu_or_is_several_hosts_is_not_cut_down(of):
+    with pytest.raises(tune.Refused, match="Nothing was changed"):
+        tune.one_gpu(of)
+
+
 # -- the verb ------------------------------------------------------------------------------------------------------------
 
 
@@ -333,6 +360,15 @@ def test_json_is_one_document(inventory):
     folder, _ = inventory
     done = asked("-i", folder, "chat", "--only", "max-num-seqs", "--yes", "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["best"] == "max-num-seqs"
+
+
+def test_one_gpu_by_the_verb(inventory, monkeypatch):
+    folder, fleet = inventory
+    assert asked("-i", folder, "chat", "--one-gpu", "--yes").exit_code == 2, "it has none"
+    monkeypatch.setitem(PLAN["replicas"], "chat.0", GPU)
+    done = asked("-i", folder, "chat", "--one-gpu", input="y\n")
+    assert done.exit_code == 0 and "one GPU: 8" in done.output, done.output
+    assert "now judges its scaling" in done.output and fleet.steps[-1] == "tune back"
 
 
 def test_putting_back_alone_tries_nothing(inventory):
