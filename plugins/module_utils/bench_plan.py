@@ -84,8 +84,12 @@ def full_input(job: Mapping[str, Any]) -> int:
 
 
 def _prompts(job: Mapping[str, Any], concurrency: float, rate: float) -> int:
-    """Requests of one run: two rounds at least, and about seconds_per_point at the rate that was seen before."""
-    wanted = max(2 * concurrency, job["least_prompts"], rate * job["seconds_per_point"])
+    """Requests of one run: about seconds_per_point at the rate that was seen before, and two rounds at least.
+
+    least_prompts hold as far as all repeats of all loads stay within the budget: of a slow server, so many would be most of it.
+    """
+    fit = rate * job["budget_seconds"] / (len(job["concurrencies"]) * job["repeats"])
+    wanted = max(2 * concurrency, min(job["least_prompts"], fit), rate * job["seconds_per_point"])
     return int(min(MOST_PROMPTS, math.ceil(wanted)))
 
 

@@ -57,6 +57,19 @@ def test_the_budget_ends_repeats_and_nothing_else():
     assert {run["repeat"] for run in short} < {0, 1, 2} and any(run["kind"] == "full" for run in short)
 
 
+def test_a_slow_server_is_asked_as_often_as_the_budget_has_room_for():
+    """20 prompts of 128 tokens at 12 tokens/s are 213 s: one load would be most of the budget."""
+    slow = job(
+        least_prompts=20, seconds_per_point=20, output_tokens=128, budget_seconds=360, concurrencies=[1, 2, 4, 8, 16]
+    )
+    runs = played(slow, knee=4, tokens=12.0)
+    first = [run for run in runs if run["kind"] == "sweep" and run["repeat"] == 0]
+    assert [run["prompts"] for run in first] == [3, 4, 8, 16, 32], "two rounds at least"
+    assert first[0]["seconds"] <= 40
+    quick = [run for run in played({**slow, "budget_seconds": 4000}) if run["kind"] == "sweep"]
+    assert min(run["prompts"] for run in quick) >= 20
+
+
 @given(
     knee=st.integers(1, 64),
     top=st.integers(1, 128),
