@@ -250,7 +250,7 @@ def _signature(family: str, entry: Mapping[str, Any], place: int) -> Signature:
     for pattern in made.patterns:
         if any(len(_piece(word)) < SHORTEST for word in fixed(pattern)):
             raise BadSignature(f"{family}: {name}: no fixed text of {SHORTEST} letters in {pattern.pattern!r}")
-    if kind in ("cause", "symptom", "end") and not (made.cause and made.fix and made.source):
+    if not made.source or (kind in ("cause", "symptom", "end") and not (made.cause and made.fix)):
         raise BadSignature(f"{family}: {name}: cause, fix and source have to be there")
     return made
 

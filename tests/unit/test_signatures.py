@@ -7,12 +7,17 @@ from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import doctor as do
 
 ALL = [entry for entries in doctors.families().values() for entry in entries]
 NAMED = [entry for entry in ALL if entry.get("kind", "cause") in ("cause", "symptom", "end")]
+NEVER = [entry for entry in ALL if entry not in NAMED]  # notes and consequences
+
+
+def read(text):
+    doctor = doctors.doctor()
+    doctor.read("example", text.split("\n"))
+    return doctor
 
 
 def found(text):
-    doctor = doctors.doctor()
-    doctor.read("example", text.split("\n"))
-    return [finding["cause_id"] for finding in doctor.answer()["findings"]]
+    return [finding["cause_id"] for finding in read(text).answer()["findings"]]
 
 
 @pytest.mark.parametrize("entry", NAMED, ids=[entry["id"] for entry in NAMED])
@@ -23,6 +28,18 @@ def test_fires_on_its_example(entry):
 @pytest.mark.parametrize("entry", NAMED, ids=[entry["id"] for entry in NAMED])
 def test_is_silent_on_what_looks_like_it(entry):
     assert entry["id"] not in found(entry["example"]["silent"])
+
+
+@pytest.mark.parametrize("entry", NEVER, ids=[entry["id"] for entry in NEVER])
+def test_what_is_no_cause_is_known_and_never_named(entry):
+    """A note is told as one, of a consequence alone it is said that the reason is not among the lines."""
+    fires, silent = (read(entry["example"][name]) for name in ("fires", "silent"))
+    assert any(name == entry["id"] for name, _ in fires.hits)
+    assert not any(name == entry["id"] for name, _ in silent.hits)
+    answer = fires.answer()
+    named = [finding["cause_id"] for finding in answer["findings"]]
+    assert named == ([] if entry["kind"] == "note" else ["cause_not_in_these_lines"])
+    assert [note["note_id"] for note in answer["notes"]] == ([entry["id"]] if entry["kind"] == "note" else [])
 
 
 def test_there_are_enough_of_them():
