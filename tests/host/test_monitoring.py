@@ -6,10 +6,12 @@ Prometheus, Alertmanager and the node exporter are Debian's own. What vLLM says 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import time
 import urllib.parse
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import testinfra
+import yaml
 
 INVENTORY = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,6 +110,46 @@ def test_an_alert_fires_in_alertmanager_with_values_and_runbook(ask):
     assert "/etc/ssl/fleet-test.pem expired" in alert["annotations"]["summary"]
     assert (ROOT / alert["annotations"]["runbook_url"]).is_file()
     assert alert["labels"]["fleet"] == "lab"
+
+
+def test_what_is_seen_goes_to_a_store_of_several_fleets(hosts, ask):
+    """monitoring_remote_write: another Prometheus takes it, with the fleet's own label."""
+    store = "/usr/bin/prometheus --config.file=/dev/null --storage.tsdb.path=/var/tmp/store --web.listen-address=127.0.0.1:9099"
+    hosts["mon"].check_output(f"systemd-run --unit=store --collect {store} --web.enable-remote-write-receiver")
+    try:
+        up = urllib.parse.quote('up{job="vllm"}')
+
+        def stored():
+            with contextlib.suppress(AssertionError):  # it is starting
+                return ask(f"http://127.0.0.1:9099/api/v1/query?query={up}")["data"]["result"]
+            return None
+
+        (entry,) = wait(stored, "nothing reaches the store")
+        assert entry["value"][1] == "1" and entry["metric"]["fleet"] == "lab"
+        assert (entry["metric"]["service"], entry["metric"]["replica"]) == ("chat", "chat.0")
+    finally:
+        hosts["mon"].check_output("systemctl stop store; rm -rf /var/tmp/store")
+
+
+def test_rules_and_targets_as_files_for_a_prometheus_of_somebody_else(hosts, tmp_path):
+    """monitoring_mode files: the same rules, targets with addresses, nothing of it on the hosts; the second run writes nothing."""
+    into = tmp_path / "theirs"
+    settings = {"monitoring_mode": "files", "monitoring_files_into": str(into), "monitoring_files_folder": str(into)}
+    command = [Path(sys.executable).parent / "ansible-playbook", ROOT / "playbooks/monitoring.yml", "-i", INVENTORY]
+    command += ["-e", json.dumps(settings)]
+    before = hosts["mon"].check_output("ls -lR --time-style=full-iso /etc/prometheus /etc/systemd/system | sha256sum")
+    plain = {**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    said = [subprocess.run(command, capture_output=True, text=True, check=True, env=plain).stdout for _ in range(2)]
+    changed = [
+        {line.split()[0]: "changed=0" not in line for line in text.splitlines() if "changed=" in line} for text in said
+    ]
+    assert changed[0]["mon"] and not changed[0]["gpu-01"] and not any(changed[1].values()), said
+    after = hosts["mon"].check_output("ls -lR --time-style=full-iso /etc/prometheus /etc/systemd/system | sha256sum")
+    assert before == after, "something was changed on the monitor"
+    rules = yaml.safe_load((into / "rules.yml").read_text())
+    assert rules == yaml.safe_load(hosts["mon"].check_output("cat /etc/prometheus/gpu_fleet/rules.yml"))
+    targets = json.loads((into / "targets/vllm.json").read_text())
+    assert [entry["labels"]["replica"] for entry in targets] == ["chat.0"]
 
 
 @pytest.mark.parametrize(("name", "port"), [("gpu-01", 9100), ("mon", 9100), ("gpu-01", 8000), ("gpu-01", 8003)])
