@@ -159,23 +159,25 @@ class Doctor:
                     hit.after.append((number, raw))
                     hit.open -= 1
                 waiting = [hit for hit in waiting if hit.open > 0]
+            # A line of the journal's own JSON is looked at by what it says: its other fields are long, and no two are the same.
+            said = log_lines.message(raw) if raw[:1] == "{" else raw
             # A day of journal says the same things over and over: lines that differ in digits only are judged once.
-            shape = raw.translate(DIGITS)
+            shape = said.translate(DIGITS)
             if shape in self._dull:
                 continue
-            if '" 200' in raw and "HTTP/" in raw and " (" not in raw[-8:]:
-                if "completions" in raw or "responses" in raw:
+            if '" 200' in said and "HTTP/" in said and " (" not in said[-8:]:
+                if "completions" in said or "responses" in said:
                     source.served[log_lines.owner(raw)] = number
                 continue
-            if any(map(raw.__contains__, self._triggers)):
+            if said is raw and raw[:1] == "{" and log_lines.opaque(raw):
+                # An array of bytes: its digits are its letters.
+                self._take(raw, index, number, ring, waiting)
+                continue
+            if any(map(said.__contains__, self._triggers)):
                 if log_lines.unread(raw):
                     source.unread += 1
                     continue
                 dull = not self._take(raw, index, number, ring, waiting)
-            elif raw[:1] == "{" and log_lines.opaque(raw):
-                # An array of bytes: its digits are its letters.
-                self._take(raw, index, number, ring, waiting)
-                continue
             else:
                 dull = not ("data]" in raw or raw[:1] == "{") or not log_lines.unread(raw)
                 source.unread += not dull

@@ -60,6 +60,7 @@ OWNER = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.,+Z-]+ ([A-Za-z0-9][\w.-]*) [^\s:\[]{1,80}(?:\[\d+\])?: |[A-Z][a-z]{2} +\d+ [\d:.]+ (\S+) "
 )
 MESSAGE = re.compile(r'"MESSAGE"\s*:\s*')
+TEXT = re.compile(r'"MESSAGE"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 LONGEST, TAIL = 4000, 1000  # letters of a message that are looked at, and how many of these at its end
 
@@ -141,6 +142,17 @@ def opaque(raw: str) -> bool:
         return False
     found = MESSAGE.search(raw)
     return bool(found) and raw.startswith("[", found.end())
+
+
+def message(raw: str) -> str:
+    """What a line of the journal's JSON says, without parsing it: escaped as it is, the kernel's with a mark.
+
+    The whole line where more of it matters: systemd speaks of units, and a message may be no text.
+    """
+    found = TEXT.search(raw) if '"systemd"' not in raw else None
+    if not found:
+        return raw
+    return f"kernel: {found.group(1)}" if '"kernel"' in raw else found.group(1)
 
 
 def owner(raw: str) -> Tuple[str, str]:

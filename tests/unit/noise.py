@@ -41,8 +41,27 @@ def plain(count: int, seed: int = 1) -> list[str]:
     return [PLAIN[number % len(PLAIN)].format(**_values(number, rng)) for number in range(count)]
 
 
+def _fields(number: int, rng: random.Random) -> dict:
+    """What else journald says of a line (systemd.journal-fields(7)): much, and a cursor that no other line has."""
+    boot, machine, stream = "b0" * 16, "ac" * 16, "5e" * 16
+    return {
+        "__CURSOR": f"s={machine};i={number:x};b={boot};m={number:09x};t={number:013x};x={rng.getrandbits(64):016x}",
+        "__MONOTONIC_TIMESTAMP": str(1000000 + number),
+        **{"_BOOT_ID": boot, "_MACHINE_ID": machine, "_STREAM_ID": stream, "_UID": "997", "_GID": "997"},
+        **{"_COMM": "vllm", "_EXE": "/opt/vllm/releases/0.32.0-cu130-1f2e3d4c/bin/python3.12", "SYSLOG_FACILITY": "3"},
+        "_CMDLINE": "/opt/vllm/releases/0.32.0-cu130-1f2e3d4c/bin/python3 "
+        "/opt/vllm/releases/0.32.0-cu130-1f2e3d4c/bin/vllm serve --config /etc/vllm/chat.0/current/config.yaml",
+        **{"_CAP_EFFECTIVE": "0", "_SELINUX_CONTEXT": "unconfined\n", "_SYSTEMD_SLICE": "system-vllm.slice"},
+        "_SYSTEMD_CGROUP": "/system.slice/system-vllm.slice/vllm@chat.service",
+        **{"_SYSTEMD_INVOCATION_ID": "1d" * 16, "_RUNTIME_SCOPE": "system"},
+    }
+
+
 def journal(count: int, shape: str, host: str = "gpu-07", seed: int = 1) -> Iterator[str]:
-    """A journal (`json` or `iso`) in which other services write, too; one message in 50 has colours, one in 200 is left out."""
+    """A journal in which other services write, too; one message in 50 has colours, one in 200 is left out.
+
+    shape is `iso`, `json`, or `full`: JSON with all the fields that journald has.
+    """
     rng = random.Random(seed)
     for number in range(count):
         values = _values(number, rng)
@@ -71,5 +90,6 @@ def journal(count: int, shape: str, host: str = "gpu-07", seed: int = 1) -> Iter
                 **({} if program == "kernel" else {"_SYSTEMD_UNIT": "vllm@chat.service"}),
                 "_PID": "3111",
                 "MESSAGE": told,
+                **(_fields(number, rng) if shape == "full" else {}),
             }
         )
