@@ -20,7 +20,7 @@ LAB_NAME = "e2e"
 FOLDER = ROOT / ".cache" / "e2e"
 STRANGER = "stranger"
 # Of molecule/, each with what its release has besides vLLM.
-SCENARIOS: dict[str, tuple[str, ...]] = {"acceptance": (), "many_hosts": (), "ray_cluster": ("ray",)}
+SCENARIOS: dict[str, tuple[str, ...]] = {"acceptance": (), "many_hosts": (), "ray_cluster": ("ray",), "tuning": ()}
 
 
 def inventory() -> Path:
