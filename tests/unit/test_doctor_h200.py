@@ -29,6 +29,10 @@ FAILED = {
     KEPT / "orphan-holds-memory-of-a-rank.log": ("gpu_memory_taken_by_other_process", "is less than desired"),
     KEPT / "port-taken.log": ("port_in_use", "Address already in use"),
     KEPT / "interface-wrong.log": ("nccl_bootstrap_failed", "NCCL error: invalid usage"),
+    # The journals of units that a role had made (docs/validation/2026-11-30-service-h200.md), up to the end of the server.
+    KEPT / "unit-engine-killed.log": ("engine_dead_clean_exit", "engine core exited unexpectedly"),
+    KEPT / "unit-cache-halved.log": ("compile_cache_corrupt", "Compiling model again due to a load failure"),
+    KEPT / "unit-killed-while-compiling.log": ("killed_on_request", "on client request"),
 }
 
 
