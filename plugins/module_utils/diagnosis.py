@@ -50,6 +50,7 @@ QUIET = re.compile(
     r"CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError|ClientDisconnect|GeneratorExit"
 )
 THREAD = ("Exception in thread", "Exception ignored in", "never retrieved", "During handling of the above exception")
+HEX = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{12,}")
 SUPPRESSED = re.compile(r"Suppressed (\d+) messages from ")
 UNKNOWN = "unrecognised_error"
 ENDS = ("end", "consequence")
@@ -129,18 +130,10 @@ class Doctor:
         self.ranks = 0
         self._parsed: Dict[Tuple[int, int], List[Line]] = {}
         self._dull: Set[str] = set()
-        own = (
-            READY,
-            "LLM engine",
-            "server version",
-            "xcept",
-            "rror:",
-            "Scheduled restart",
-            "Suppressed ",
-            "world_size=",
-        )
+        own = (READY, "LLM engine", "server version", "Scheduled restart", "Suppressed ", "world_size=")
         own += ("hutting down", "shutdown triggered", "received signal=", "Stopping ")
-        self._triggers = tuple(dict.fromkeys((*book.triggers, *own)))
+        self._triggers = tuple(dict.fromkeys((*book.triggers, *own, "xcept", "rror:")))
+        self._quiet = tuple(dict.fromkeys((*book.quiet, *own)))
 
     # Reading
 
@@ -161,19 +154,19 @@ class Doctor:
                 waiting = [hit for hit in waiting if hit.open > 0]
             # A line of the journal's own JSON is looked at by what it says: its other fields are long, and no two are the same.
             said = log_lines.message(raw) if raw[:1] == "{" else raw
-            # A day of journal says the same things over and over: lines that differ in digits only are judged once.
-            shape = said.translate(DIGITS)
-            if shape in self._dull:
-                continue
             if '" 200' in said and "HTTP/" in said and " (" not in said[-8:]:
                 if "completions" in said or "responses" in said:
                     source.served[log_lines.owner(raw)] = number
+                continue
+            shape = self._shape(said)
+            if shape in self._dull:
                 continue
             if said is raw and raw[:1] == "{" and log_lines.opaque(raw):
                 # An array of bytes: its digits are its letters.
                 self._take(raw, index, number, ring, waiting)
                 continue
-            if any(map(said.__contains__, self._triggers)):
+            words = self._quiet if log_lines.informs(said) else self._triggers
+            if any(map(said.__contains__, words)):
                 if log_lines.unread(raw):
                     source.unread += 1
                     continue
@@ -185,6 +178,16 @@ class Doctor:
                 self._dull.add(shape)
         source.lines = number + 1
         source.ends_inside = _inside(ring)
+
+    def _shape(self, said: str) -> str:
+        """What a line has in common with those that say the same: a day of journal says the same things over and over.
+
+        Lines that differ in digits only, or in the names of requests, are judged once.
+        """
+        shape = said.translate(DIGITS)
+        if shape not in self._dull and HEX.search(said):
+            shape = HEX.sub("", said).translate(DIGITS)
+        return shape
 
     def _take(self, raw: str, index: int, number: int, ring: Deque[Tuple[int, str]], waiting: List[Hit]) -> bool:
         """One line that may matter; whether another one, with other digits, may."""

@@ -43,6 +43,7 @@ TAG = re.compile(
 )
 RAYLET = re.compile(r"\(raylet(?:, ip=([\d.]+))?\) ")
 VLLM = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d) (?:\[[^\]]*\] ?|\S+\] ?)")
+LEVELLED = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d ")
 GLOG = re.compile(
     r"\[?([IWEF])(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.\d+)?(?: +\d+)* +([\w./-]+:\d+)\] |\[([IWEF]) (\w+\.cpp:\d+)\] "
 )
@@ -153,6 +154,12 @@ def message(raw: str) -> str:
     if not found:
         return raw
     return f"kernel: {found.group(1)}" if '"kernel"' in raw else found.group(1)
+
+
+def informs(said: str) -> bool:
+    """Whether a line is, as a whole, one that vLLM logs with the level info or debug. Its first level counts, as in parse."""
+    found = LEVELLED.search(said)
+    return bool(found) and found.group(1) in ("INFO", "DEBUG") and not ("\\n" in said or "\\r" in said or "\r" in said)
 
 
 def owner(raw: str) -> Tuple[str, str]:

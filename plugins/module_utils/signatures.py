@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 try:  # Python 3.11 moved the parser of expressions
     from re import _constants, _parser
@@ -147,11 +147,13 @@ class Book:
     """All signatures, and the words by which lines are chosen.
 
     triggers  a line without one of these holds no signature
+    quiet     the same of lines whose level is info
     words     fixed text without digits, and the signatures that need it
     """
 
     signatures: Dict[str, Signature]
     triggers: Tuple[str, ...]
+    quiet: Tuple[str, ...]
     words: Tuple[Tuple[str, Tuple[Signature, ...]], ...]
     _seen: Dict[str, Tuple[Signature, ...]] = field(default_factory=dict)
 
@@ -190,12 +192,18 @@ def compile_book(families: Mapping[str, Sequence[Mapping[str, Any]]]) -> Book:
             if name not in made:
                 raise BadSignature(f"{signature.family}: {signature.id} is over {name}, which is not there")
     triggers = [word for word in COMMON if any(word in needed for needed in words)]
-    pieces = {_piece(needed) for needed in words if not any(word in needed for word in COMMON)}
-    triggers += sorted(a for a in pieces if not any(b in a for b in pieces if b != a))
+    triggers += _shortest_of({_piece(needed) for needed in words if not any(word in needed for word in COMMON)})
+    told = [pattern for signature in made.values() if "info" in signature.levels for pattern in signature.patterns]
+    quiet = _shortest_of({_piece(needed) for pattern in told for needed in fixed(pattern)})
     by_word: Dict[str, List[Signature]] = {}
     for word, owners in words.items():
         by_word.setdefault(word.replace(DIGIT, ""), []).extend(owners)
-    return Book(made, tuple(triggers), tuple((word, tuple(owners)) for word, owners in by_word.items()))
+    return Book(made, tuple(triggers), tuple(quiet), tuple((word, tuple(owners)) for word, owners in by_word.items()))
+
+
+def _shortest_of(pieces: Collection[str]) -> List[str]:
+    """Those that no other one is in."""
+    return sorted(a for a in pieces if not any(b in a for b in pieces if b != a))
 
 
 def _piece(word: str) -> str:

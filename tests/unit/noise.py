@@ -12,7 +12,7 @@ PLAIN = (
     '(APIServer pid={pid}) INFO:     10.0.0.{k}:{n} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
     '(APIServer pid={pid}) INFO:     10.0.0.{k}:{n} - "GET /health HTTP/1.1" 200 OK',
     '(APIServer pid={pid}) INFO:     10.0.0.{k}:{n} - "GET /metrics HTTP/1.1" 200 OK',
-    "(APIServer pid={pid}) INFO {month:02d}-{day:02d} {clock} [logger.py:43] Received request chatcmpl-{n}: prompt: 'why does it say "
+    "(APIServer pid={pid}) INFO {month:02d}-{day:02d} {clock} [logger.py:43] Received request chatcmpl-{name}: prompt: 'why does it say "
     "CUDA out of memory, Connection refused and No space left on device?', params: SamplingParams(n=1), lora_request: None.",
     "(Worker_TP0 pid={pid}) WARNING {month:02d}-{day:02d} {clock} [fused_moe.py:1091] Using default MoE config. Performance might be "
     "sub-optimal! Config file not found at /opt/vllm/configs/E=128,N=704.json",
@@ -32,7 +32,15 @@ OTHERS = (
 
 def _values(number: int, rng: random.Random) -> dict:
     clock = f"{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}"
-    return {"pid": 9111, "month": 11, "day": 29, "clock": clock, "n": rng.randint(1000, 60000), "k": rng.randint(1, 90)}
+    return {
+        "pid": 9111,
+        "month": 11,
+        "day": 29,
+        "clock": clock,
+        "n": rng.randint(1000, 60000),
+        "k": rng.randint(1, 90),
+        "name": f"{rng.getrandbits(128):032x}",
+    }
 
 
 def plain(count: int, seed: int = 1) -> list[str]:

@@ -250,3 +250,32 @@ ValueError: Following weights were not initialized from checkpoint: {'lm_head.we
     (found,) = doctor.answer()["findings"]
     assert found["cause_id"] == "model_weights_incomplete" and found["line"] == 4
     assert found["evidence"] == "ValueError: Following weights were not initialized from checkpoint: {'lm_head.weight'}"
+
+
+def everything(monkeypatch):
+    """A doctor that passes over no line: each one is parsed."""
+    monkeypatch.setattr(doctors.diagnosis.log_lines, "message", lambda raw: raw)
+    monkeypatch.setattr(doctors.diagnosis.log_lines, "informs", lambda said: False)
+    monkeypatch.setattr(doctors.diagnosis.Doctor, "_shape", lambda self, said: "x" * 3000)
+
+
+@pytest.mark.parametrize("shape", ["json", "iso"])
+def test_what_is_passed_over_for_speed_changes_no_answer(shape, monkeypatch):
+    quick = [judged(SHAPES[shape](entries(case))) for case in CASES]
+    everything(monkeypatch)
+    assert quick == [judged(SHAPES[shape](entries(case))) for case in CASES]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "INFO 11-29 10:00:00 [core.py:1] loading\nOSError: [Errno 28] No space left on device",
+        "INFO 11-29 10:00:00 [core.py:1] loading\rOSError: [Errno 28] No space left on device",
+        "\x1b[36m(EngineCore pid=7)\x1b[0m ERROR 11-29 10:00:00 [core.py:1] after INFO 11-29 10:00:00 came No space left on device",
+    ],
+    ids=["a line below", "a progress bar", "an error that quotes one"],
+)
+def test_an_error_beside_what_only_informs_is_read(message):
+    entry = json.dumps({"MESSAGE": message, "_HOSTNAME": "gpu-01", "SYSLOG_IDENTIFIER": "vllm"})
+    for lines in (message.split("\n"), [entry]):
+        assert [finding["cause_id"] for finding in judged(lines)["findings"]] == ["disk_full"]
