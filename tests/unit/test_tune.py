@@ -140,6 +140,7 @@ def test_each_is_tried_measured_and_the_replica_is_brought_back(tmp_path):
     assert all(one["vllm_service_keep_generations"] > 100 for one in changes), (
         "what served before is there to go back to"
     )
+    assert {one["vllm_service_compare_speed"] for one in changes} == {0}, "one that is slow is measured, not sent back"
     assert SERVICES[0]["args"] == {"max-num-seqs": 8}
     assert {limit for playbook, limit, _, _ in fleet.asked if playbook == "deploy"} == {"gpu-01"}
     loads = [variables for playbook, _, variables, _ in fleet.asked if playbook == "accept"]
