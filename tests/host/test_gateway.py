@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
+import secrets_search
 import testinfra
 import yaml
 from faults import Cut
@@ -679,3 +680,28 @@ def test_an_external_upstream_gets_its_own_models_under_its_own_names_and_nothin
         play(f"{ROOT}/molecule/gateway/converge.yml")
     assert ask({"model": "big"}).status == 404
     wait(lambda: ask({"model": "other"}).status == 200, "other.0 did not come back")
+
+
+def test_after_all_of_it_no_key_is_where_others_may_read_it(hosts):
+    """Command lines, journals, units, what everybody may read, temporary folders, Ansible's own; on hosts and here."""
+    folder = EPHEMERAL / "secrets"
+    clients = {
+        "all": ALL,
+        "only-chat": CHAT,
+        "expired": EXPIRED,
+        "slow": SLOW,
+        "two": TWO,
+        "new": "client-new-client-new-client-new",
+        "new of two": "client-all-2-client-all-2-client-all-2",
+        "past": "client-past-client-past-client-past",
+        "rich": "client-rich-client-rich-client-rich",
+        **{f"{name}, made": (folder / "keys" / name).read_text().strip() for name in ("made", "made.2")},
+    }
+    # Of a private key a line in its middle.
+    private = {name: (folder / name).read_text().splitlines()[1] for name in ("ca.key", "gw-01.key")}
+    services = {"chat's": SERVICE_KEYS[0], "other's": SERVICE_KEYS[1], "upstream's": "upstream-key-upstream-key"}
+    assert secrets_search.found_on(hosts["gw-01"], {**clients, **private, **services}) == []
+    # The stand-ins for replicas are told the services' keys on their command lines, and write down what reached them.
+    for name in ("gpu-01", "gpu-02"):
+        assert secrets_search.found_on(hosts[name], {**clients, **private}) == [], name
+    assert secrets_search.found_here({**clients, **private, **services}, secrets_search.logs()) == []
