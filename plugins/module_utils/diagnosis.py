@@ -43,6 +43,9 @@ BEGINS = re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engin
 STOPS = re.compile(r"shutdown triggered|received signal=SIG(?:TERM|INT)|^Shutting down|^Stopping .{0,30}(?:vLLM|vllm)")
 UNIT_BEGINS = re.compile(r"^(?:Started|Starting) |Scheduled restart job")
 VERSION = re.compile(r"vLLM API server version v?(\d+\.\d+\.\d+)|LLM engine \(v(\d+\.\d+\.\d+)")
+# What a line has that says where a run stands, or how large it is.
+MARKS = (READY, "LLM engine", "server version", "Scheduled restart", "Suppressed ", "world_size=", "hutting down")
+MARKS += ("shutdown triggered", "received signal=", "Stopping ")
 # The line that ends a traceback.
 EXCEPTION = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Timeout|Failure|Interrupt|Exit)\b(?::| *$)")
 CODE = re.compile(r"\s+raise [A-Za-z_][\w.]*\(")
@@ -130,10 +133,8 @@ class Doctor:
         self.ranks = 0
         self._parsed: Dict[Tuple[int, int], List[Line]] = {}
         self._dull: Set[str] = set()
-        own = (READY, "LLM engine", "server version", "Scheduled restart", "Suppressed ", "world_size=")
-        own += ("hutting down", "shutdown triggered", "received signal=", "Stopping ")
-        self._triggers = tuple(dict.fromkeys((*book.triggers, *own, "xcept", "rror:")))
-        self._quiet = tuple(dict.fromkeys((*book.quiet, *own)))
+        self._triggers = tuple(dict.fromkeys((*book.triggers, *MARKS, "xcept", "rror:")))
+        self._quiet = tuple(dict.fromkeys((*book.quiet, *MARKS)))
 
     # Reading
 
@@ -216,6 +217,8 @@ class Doctor:
     def _mark(self, line: Line, index: int) -> bool:
         """Note what a line says of the run; whether it says anything."""
         said = line.said
+        if line.program != "systemd" and not any(map(said.__contains__, MARKS)):
+            return False
         what = ""
         if READY in said:
             what = "ready"

@@ -60,6 +60,7 @@ HOSTNAME, UNIT = re.compile(r'"_HOSTNAME"\s*:\s*"([^"]*)"'), re.compile(r'"_SYST
 OWNER = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.,+Z-]+ ([A-Za-z0-9][\w.-]*) [^\s:\[]{1,80}(?:\[\d+\])?: |[A-Z][a-z]{2} +\d+ [\d:.]+ (\S+) "
 )
+MICROSECONDS, BREAKS = re.compile("[0-9]{10,16}"), re.compile(r"[\r\n]+")
 MESSAGE = re.compile(r'"MESSAGE"\s*:\s*')
 TEXT = re.compile(r'"MESSAGE"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
@@ -178,7 +179,7 @@ def parse(raw: str, place: Tuple[int, int]) -> List[Line]:
     if text.startswith("{") and text.endswith("}"):
         text = _json(text, meta)
     out = []
-    for part in re.split(r"[\r\n]+", clean(text)):
+    for part in BREAKS.split(clean(text)):
         if part.strip():
             out.append(_line(part, dict(meta), place))
     return out
@@ -200,7 +201,7 @@ def _json(text: str, meta: Dict[str, Any]) -> str:
         meta["unit"] = _text(told.get("UNIT") or told.get("USER_UNIT") or told.get("_SYSTEMD_UNIT"))
         meta["kernel"] = told.get("_TRANSPORT") == "kernel" or (program == "kernel" and not meta["unit"])
         stamp = _text(told.get("__REALTIME_TIMESTAMP") or told.get("_SOURCE_REALTIME_TIMESTAMP"))
-        if re.fullmatch("[0-9]{10,16}", stamp):
+        if MICROSECONDS.fullmatch(stamp):
             meta["time"] = int(stamp) / 1e6
         return _text(message)
     stamp = STAMP.match(_text(told.get("time") or told.get("timestamp") or told.get("ts")) + " ")
