@@ -36,6 +36,7 @@ FABRIC = ("nvidia-fabricmanager", "libnvidia-nscq")
 CUINIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 # Debian's own. Its open modules of this version do not build for the kernels that it has now (6.12.117, seen 2026-11-30).
 OWN, OWN_PACKAGES = "550.163.01", ("libcuda1", "nvidia-kernel-dkms", "nvidia-smi")
+IMAGE = "linux-image-cloud-amd64"
 CONSENT = {"gpu_driver_reboot": True, "gpu_driver_stop_services": True}
 PATIENCE = 1200.0
 
@@ -91,6 +92,12 @@ class Fleet:
         variables = {**told["provisioner"]["inventory"]["group_vars"]["gpu_hosts"], **changes}
         groups = {"gpu_hosts": {"hosts": {HOST: None}, "vars": variables}}
         (inventory / "groups.yml").write_text(json.dumps(groups), encoding="utf-8")
+        if self.scenario.name == "gpu_driver_nvidia":
+            # Headers of Debian 13 ask for their kernel's image, and the role lets none come.
+            ask(
+                f"apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends {IMAGE}"
+            )
+            assert "install ok" in ask(f"dpkg-query -W -f '${{Status}}' {IMAGE}")
         run = self.play("prepare.yml")
         assert run.status == 0, run.said[-6000:]
 
