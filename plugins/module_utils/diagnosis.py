@@ -202,6 +202,8 @@ class Doctor:
             for signature in self.book.candidates(line.said):
                 if not signature.applies(line.level, line.kernel, line.program):
                     continue
+                if signature.kind == "note" and self.counts.get((signature.id, line.host), 0) >= KEEP_FIRST:
+                    continue  # it is told once, however often it was said
                 matters = True
                 found = signature.match(line.said)
                 if found:
