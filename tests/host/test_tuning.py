@@ -35,7 +35,12 @@ def fleet(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def links(host) -> dict[str, str]:
-    return {name: host.check_output(f"readlink /etc/vllm/tight.0/{name} || true") for name in ("current", "previous")}
+    # There is no `previous` before the first change.
+    found = {}
+    for name in ("current", "previous"):
+        path = f"/etc/vllm/tight.0/{name}"
+        found[name] = host.check_output(f"readlink {path}") if host.file(path).is_symlink else ""
+    return found
 
 
 def settled() -> None:
