@@ -104,14 +104,28 @@ def test_two_runs_at_once_both_end_well(lock, house, tmp_path):
     assert wheels(house) == sorted(wheel.filename for wheel in lock.wheels)
 
 
+def open_once_read(fifo, process):
+    """The write end of a FIFO as soon as the process or a child of it reads the other end."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # ENXIO: no reader yet
+            time.sleep(0.01)
+    return pytest.fail(f"nothing read {fifo}: {process.communicate()[0]}")
+
+
 def test_a_killed_run_leaves_nothing_that_the_next_minds(lock, house, tmp_path):
+    wheel = tmp_path / "source" / "wheels" / lock.wheels[0].filename
+    kept = wheel.rename(tmp_path / wheel.name)
+    os.mkfifo(wheel)  # pip stays at reading it, so that the kill meets a run that is under way on any machine
     process = run(house, tmp_path / "source" / "tiny.lock", start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not list(house.glob(".part-*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    end = open_once_read(wheel, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    os.close(end)
     assert list(house.glob(".part-*"))
+    kept.replace(wheel)
     wheelhouse.fetch([lock], house, silent)
     assert not list(house.glob(".part-*"))
     assert wheels(house) == sorted(wheel.filename for wheel in lock.wheels)
