@@ -102,11 +102,14 @@ class Door:
     ca: str = ""
 
 
-def failure_of(door: Door, tokens: int, stream: bool, deadline: float = 90.0) -> str:
+def failure_of(door: Door, tokens: int, stream: bool, sent: Sent, deadline: float = 90.0) -> str:
     """Send one request and say how it failed: `status N`, `cut`, `error in the stream`, `no end`; '' when it did not."""
     try:
         with closing(connect(door.url, deadline, door.ca)) as link:
+            link.connect()
+            sent.connected = time.monotonic()
             reply = send(link, door.key, tokens, stream=stream)
+            sent.id = reply.getheader("X-Request-Id", "")
             if reply.status != 200:
                 return f"status {reply.status}"
             if stream:
@@ -132,11 +135,13 @@ def stream_failure(reply: http.client.HTTPResponse, until: float) -> str:
 
 @dataclass
 class Sent:
-    """A request of a load: when it was sent and ended (monotonic), and how it failed."""
+    """A request of a load: when it was sent, had its connection (with TLS) and ended (monotonic), how it failed, its ID."""
 
     at: float
-    ended: float
-    failure: str
+    connected: float | None = None
+    ended: float = 0.0
+    failure: str = ""
+    id: str = ""
 
 
 class Load:
@@ -167,9 +172,10 @@ class Load:
             thread.join()
 
     def _one(self, number: int) -> None:
-        stream, at = number % 4 == 3, time.monotonic()
-        failure = failure_of(self.door, self.tokens * (3 if stream else 1), stream)
-        self.sent.append(Sent(at, time.monotonic(), failure))
+        stream, sent = number % 4 == 3, Sent(time.monotonic())
+        sent.failure = failure_of(self.door, self.tokens * (3 if stream else 1), stream, sent)
+        sent.ended = time.monotonic()
+        self.sent.append(sent)
 
     def failures(self) -> Counter[str]:
         return Counter(sent.failure for sent in self.sent if sent.failure)
@@ -181,11 +187,10 @@ class Load:
         right = sorted(sent.ended for sent in self.sent if not sent.failure and sent.ended < self.answered)
         return max(after - before for before, after in itertools.pairwise([self.began, *right, self.answered]))
 
-    def longest(self, since: float) -> tuple[float, str]:
-        """How long the slowest of those that failed was kept waiting for its end after `since`, and which it was."""
+    def slowest(self, since: float) -> list[tuple[float, Sent]]:
+        """Those that failed, and how long each was kept waiting for its end after `since`; the one that waited longest is first."""
         waits = [(sent.ended - max(sent.at, since), sent) for sent in self.sent if sent.failure]
-        wait, sent = max(waits, key=lambda each: each[0], default=(0.0, None))
-        return wait, f"{sent.failure}, sent {sent.at - since:.1f} s after the fault" if sent else ""
+        return sorted(waits, key=lambda each: -each[0])
 
 
 def answers_within(url: str, key: str, seconds: float, since: float | None = None, ca: str = "") -> float:

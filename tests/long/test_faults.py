@@ -34,7 +34,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "host")]
 
-from faults import Cut, Door, Flight, Load, answers_within, completion  # noqa: E402
+from faults import Cut, Door, Flight, Load, Sent, answers_within, completion  # noqa: E402
 from gpu_fleet import demo  # noqa: E402
 from gpu_fleet.steps import LAB, LOGS, Runner  # noqa: E402
 
@@ -61,7 +61,7 @@ class Outcome:
     restarted: bool
     failed: dict[str, int] = field(default_factory=dict)  # of REQUESTS through the gateway, by how
     longest: float = 0.0  # that one of them waited for its failure
-    slowest: str = ""  # which one that was
+    slowest: str = ""  # up to three that waited longer than 5 s, and where they did
     gap: float | None = None  # without a right answer through the gateway
     note: str = ""
 
@@ -170,6 +170,16 @@ class Fleet:
         )
         rows = [line.split(",") for line in self.on(GATEWAY, f'python3 -c "{ask}"').splitlines() if "," in line]
         return [row[1] for row in rows if row[1].startswith("chat.") and row[17] == "UP"]
+
+    def told_of(self, sent: Sent, began: float) -> str:
+        """A request that failed late: when it was sent, how long its connection took, and what the gateway's log says of it."""
+        told = f"{sent.failure}, sent {sent.at - began:.1f} s after the fault, "
+        told += f"connected after {sent.connected - sent.at:.1f} s" if sent.connected else "never connected"
+        lines = self.on(GATEWAY, f"journalctl -t gpu-fleet-gateway -o cat --grep '{sent.id or 'none'}'", check=False)
+        for line in filter(None, lines.splitlines()):
+            said = json.loads(line)
+            told += f", {said['total_ms']} ms at the gateway (end {said['end']})"
+        return told
 
     def strikes(self, host: str, script: str, check: bool = True) -> float:
         """Run a script that does a fault; when it began on the host, whose clock is this machine's. SSH to a busy host takes long."""
@@ -337,7 +347,7 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
     load.thread.join()
     flight, note = first_ended(flights)
     after, gap = fleet.invocations(), load.gap()
-    longest, slowest = load.longest(began)
+    slow = load.slowest(began)
     return Outcome(
         fault=name,
         number=number,
@@ -348,8 +358,8 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
         orphans=fleet.orphans(),
         restarted=all(after[host] != before[host] for host in before),
         failed=dict(load.failures()),
-        longest=round(longest, 1),
-        slowest=slowest,
+        longest=round(slow[0][0], 1) if slow else 0.0,
+        slowest="; ".join(fleet.told_of(sent, began) for wait, sent in slow[:3] if wait > 5),
         gap=None if gap is None else round(gap, 1),
         note=note,
     )
