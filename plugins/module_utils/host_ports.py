@@ -12,7 +12,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .findings import Finding
 from .nftables import PortRange, parse_ports
@@ -23,11 +23,13 @@ class Others:
     """What else is on a host.
 
     listens   (port, who listens there), such as (22, "SSH")
+    fixed     those of them that the user named (nccl_fixed_ports)
     reserved  nccl_reserved_ports, which the kernel hands out to nobody
     openings  (name, ports) of the user's own openings that let somebody in
     """
 
     listens: Tuple[Tuple[int, str], ...] = ()
+    fixed: FrozenSet[int] = frozenset()
     reserved: Tuple[PortRange, ...] = ()
     openings: Tuple[Tuple[str, Tuple[PortRange, ...]], ...] = ()
 

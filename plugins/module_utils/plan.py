@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import host_ports, launch_plan
+from . import host_ports, launch_plan, option_ports
 from .findings import Finding, did_you_mean
 from .services import Service
 
@@ -142,6 +142,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
     found.extend(_foreign_port_findings(replicas, fleet))
+    found.extend(_option_port_findings(replicas, sizes))
     return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
 
 
@@ -576,6 +577,32 @@ def _foreign_port_findings(replicas: Iterable[Replica], fleet: Fleet) -> List[Fi
         for host in fleet.hosts.values()
         for finding in host_ports.findings(host.name, host.others, host.ports, blocks.get(host.name, []))
     ]
+
+
+def _option_port_findings(replicas: Iterable[Replica], sizes: Mapping[str, Mapping[str, Any]]) -> List[Finding]:
+    """Ports that options open beside the blocks: known to nobody, or the same for two replicas on a host."""
+    owner: Dict[Tuple[str, int], str] = {}
+    found = []
+    for replica in replicas:
+        size, service = sizes[replica.instance], replica.service
+        for item in option_ports.of_service(service.args, service.env, size["tensor"], size["data"]):
+            where, number = f"service {service.name}", item.ports[0]
+            for host in replica.hosts:
+                strange = [port for port in item.ports if port not in host.others.fixed]
+                if strange:
+                    message = f"{item.option}: {item.what} listens on port {strange[0]} of {host.name} for everybody, which no rule guards"
+                    fix = (
+                        f"Name {strange[0]} in nccl_fixed_ports of the host, and in firewall_openings who may reach it "
+                        "(an empty `from`: nobody), or leave the option out"
+                    )
+                    found.append(Finding("port-of-option", where, message, fix))
+                other = owner.setdefault((host.name, number), replica.instance)
+                if other != replica.instance:
+                    message = f"{item.option}: port {number} on {host.name} is that of {other}, too"
+                    found.append(
+                        Finding("port-taken", where, message, "Let one of them have the host, or another port")
+                    )
+    return found
 
 
 # --- The plan itself --------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ OWNED_ENV = {
     "VLLM_HOST_IP": "Use the variable fleet_address of the host",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "Use the variable fleet_address of the host",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "Use the key port_base of the service",
+    # With it vLLM counts up from there where it would ask the kernel (get_open_port, vllm/utils/network_utils.py).
+    "VLLM_PORT": "Leave it out: ranks take ports of nccl_port_range, which peers are let in to",
     "VLLM_ENGINE_READY_TIMEOUT_S": "Use the variable vllm_service_start_timeout",
     "GLOO_SOCKET_IFNAME": "Use the variable nccl_interface",
     "NCCL_SOCKET_IFNAME": "Use the variable nccl_interface",

@@ -279,14 +279,16 @@ def _others(inventory: Inventory, name: str) -> host_ports.Others:
     """Whose ports else are on a host, as far as the inventory says."""
     groups = [group for group in ("gpu_hosts", "gateways", "monitors") if name in inventory.group(group)]
     listens = dict(host_ports.known_listeners(groups, data.load("ports")))
-    for low, high in host_ports.spans(inventory.role_value(name, "nccl", "nccl_fixed_ports")):
-        listens.update(dict.fromkeys(range(low, high + 1), "a service of yours (nccl_fixed_ports)"))
+    named = host_ports.spans(inventory.role_value(name, "nccl", "nccl_fixed_ports"))
+    fixed = frozenset(port for low, high in named for port in range(low, high + 1))
+    listens.update(dict.fromkeys(fixed, "a service of yours (nccl_fixed_ports)"))
     ssh = [inventory.get(name, "ansible_port", 22), *(inventory.get(name, "firewall_ssh_ports") or [22])]
     listens.update({int(port): "SSH" for port in ssh if str(port).isdecimal()})
     own = inventory.get(name, "firewall_openings", [])
     openings = [item for item in own if isinstance(item, dict) and item.get("from")] if isinstance(own, list) else []
     return host_ports.Others(
         listens=tuple(sorted(listens.items())),
+        fixed=fixed,
         reserved=host_ports.spans(inventory.role_value(name, "nccl", "nccl_reserved_ports")),
         openings=tuple(
             (str(item.get("name", "without a name")), host_ports.spans(item.get("ports"))) for item in openings

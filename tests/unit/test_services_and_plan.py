@@ -425,7 +425,8 @@ def test_every_variable_that_the_unit_gets_is_owned_or_free():
     written |= set(judge(ON_RAY.replace("env: {A: b}", "env: {}"))[0]["hosts"]["gpu-01"]["instances"][0]["env"])
     assert {"HOME", "CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP", "GLOO_SOCKET_IFNAME"} <= written
     assert written <= set(services.OWNED_ENV) | set(services.FREE_ENV)
-    assert set(services.OWNED_ENV) - written == {"NCCL_SOCKET_IFNAME"}  # in /etc/nccl.conf
+    # In /etc/nccl.conf, and the kernel's range.
+    assert set(services.OWNED_ENV) - written == {"NCCL_SOCKET_IFNAME", "VLLM_PORT"}
 
 
 def test_what_stands_in_units_and_rules_as_it_should():

@@ -1,0 +1,96 @@
+# Copyright: the gpu_fleet authors
+# Apache-2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Ports on which a server listens because an option or a variable of its service says so.
+
+They are of no replica's block: no rule of the plan guards them, and nothing else would find that two of them are the same. From
+vLLM 0.32.0, where each listens on all addresses of the host and asks nobody who he is:
+
+kv-events-config        the publisher binds an endpoint with `*` or `::`, replay always, a port a data-parallel rank
+                        (vllm/config/kv_events.py, vllm/distributed/kv_events.py); events hold the tokens of prompts
+MooncakeConnector       its bootstrap server, 0.0.0.0, VLLM_MOONCAKE_BOOTSTRAP_PORT
+                        (vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py)
+ECMooncakeConnector     ec_port of ec-transfer-config, one a tensor-parallel rank of each data-parallel one
+                        (vllm/distributed/ec_transfer/ec_connector/mooncake/config.py)
+
+Pure: standard library, Python 3.9 and newer, no Ansible import.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+
+EVENTS, BOOTSTRAP, EC = 5557, 8998, 14579  # vLLM's own defaults
+
+
+class Listening(NamedTuple):
+    """Ports of one option, and what listens there."""
+
+    option: str
+    ports: range
+    what: str
+
+
+def of_service(args: Mapping[str, Any], env: Mapping[str, Any], tensor: int = 1, data: int = 1) -> List[Listening]:
+    """All of a server with so many tensor-parallel ranks in each of so many data-parallel ones."""
+    found = list(_events(_mapping(args.get("kv-events-config")), data))
+    for connector in _connectors(_mapping(args.get("kv-transfer-config"))):
+        if connector == "MooncakeConnector":
+            first = _number(env.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP))
+            if first:
+                ports = range(first, first + (data - 1) * tensor + 1)
+                found.append(Listening("args.kv-transfer-config", ports, "the bootstrap server of Mooncake"))
+    ec = _mapping(args.get("ec-transfer-config"))
+    first = _number(ec.get("ec_port", EC))
+    if ec.get("ec_connector") == "ECMooncakeConnector" and first:
+        found.append(
+            Listening("args.ec-transfer-config", range(first, first + data * tensor), "Mooncake's EC connector")
+        )
+    return found
+
+
+def _events(config: Mapping[str, Any], data: int) -> Iterator[Listening]:
+    publisher = config.get("publisher") or ("zmq" if config.get("enable_kv_cache_events") else "null")
+    if publisher != "zmq":
+        return
+    endpoints = {
+        "endpoint": config.get("endpoint", f"tcp://*:{EVENTS}"),
+        "replay_endpoint": config.get("replay_endpoint"),
+    }
+    for key, endpoint in endpoints.items():
+        first = _bound(str(endpoint or ""), always=key == "replay_endpoint")
+        if first:
+            yield Listening(f"args.kv-events-config, {key}", range(first, first + data), "the publisher of KV events")
+
+
+def _bound(endpoint: str, always: bool) -> Optional[int]:
+    """The port that the publisher binds for others; None where it connects, stays on the host, or asks the kernel for one."""
+    address, _, port = endpoint.partition("://")[2].rpartition(":")
+    if not endpoint.startswith("tcp://") or not (always or "*" in endpoint or "::" in endpoint):
+        return None
+    return None if address in ("127.0.0.1", "localhost", "[::1]") else _number(port)
+
+
+def _connectors(config: Mapping[str, Any]) -> Iterator[str]:
+    """The connector that is named and, for MultiConnector, those in it."""
+    if "kv_connector" in config:
+        yield str(config["kv_connector"])
+        inner = _mapping(config.get("kv_connector_extra_config")).get("connectors")
+        for item in inner if isinstance(inner, list) else []:
+            yield from _connectors(_mapping(item))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping, or JSON in quotes; what is neither is told where values of options are, and left out here."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> Optional[int]:
+    """A port; None for what is none, and for 0, by which the kernel chooses."""
+    text = str(value)
+    return int(text) if text.isdecimal() and 0 < int(text) < 65536 else None
