@@ -33,6 +33,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from . import agent_rules as rules
 from . import probe
 
+Connection = socket.socket  # by a name that no method of the server below has
+
 TICK = 1.0  # seconds between two looks
 PEER_DEADLINE, PEER_BYTES = 3.0, 64 << 10
 METRIC_BYTES = 8 << 20
@@ -361,7 +363,7 @@ class Server(threading.Thread):
             traceback.print_exc()
             os._exit(1)
 
-    def serve(self, client: socket.socket) -> None:
+    def serve(self, client: Connection) -> None:
         try:
             status, kind, body = self.answer(self.head(client, time.monotonic() + CLIENT_SECONDS))
             reason = http.client.responses.get(status, "")
@@ -376,7 +378,7 @@ class Server(threading.Thread):
             self.places.release()
 
     @staticmethod
-    def head(client: socket.socket, until: float) -> bytes:
+    def head(client: Connection, until: float) -> bytes:
         head = b""
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             left = until - time.monotonic()

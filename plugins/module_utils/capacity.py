@@ -14,6 +14,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import. Data comes as a
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -219,7 +220,7 @@ def _missed(point: Point, asked: Mapping[str, float]) -> Tuple[str, ...]:
 
 
 def _mixed(low: Point, high: Point, part: float) -> Point:
-    values = {}
+    values: Dict[str, Any] = {}
     for key, first in asdict(low).items():
         second = getattr(high, key)
         values[key] = None if first is None or second is None else first + (second - first) * part
@@ -269,7 +270,7 @@ def _unmet(measured: Measured, targets: Targets) -> List[str]:
     """Why no measured point will do, with the nearest one of each target."""
     asked, lines = _asked(targets), []
     for key, most in asked.items():
-        near = min(measured.points, key=lambda point, key=key: getattr(point, key))
+        near = min(measured.points, key=operator.attrgetter(key))
         if getattr(near, key) > most:
             lines.append(
                 f"targets.{key}: {LIMITS[key]} of {most:g}{_unit(key)} is met at no measured point; the least is "

@@ -260,7 +260,7 @@ def _judge_gpus(
         reasons.append(Reason("gpu", "no GPU answered through the driver" + (f": {error}" if error else "")))
     listed = build.entry["compute_capabilities"]
     for name, capability in _models(gpus):
-        if not numbers(capability):
+        if capability is None or not numbers(capability):
             reasons.append(Reason("gpu", f"{name} did not tell its compute capability"))
             continue
         told = _capability(capability, listed, rules)

@@ -128,9 +128,9 @@ def compare(
     for name, wanted in packages.items():
         have = (installed or {}).get(name)
         if installed is not None and name not in {*seen, *finishes} and (have is None or (wanted and have != wanted)):
-            told = f"apt would leave {name} as it is ({have or 'not installed'}), the plan has {wanted}"
+            text = f"apt would leave {name} as it is ({have or 'not installed'}), the plan has {wanted}"
             found.append(
-                Finding("apt-leaves-out", host, told, f"Look at `apt-cache policy {name}` and whether it is held")
+                Finding("apt-leaves-out", host, text, f"Look at `apt-cache policy {name}` and whether it is held")
             )
     return found + [
         Finding(

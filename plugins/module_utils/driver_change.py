@@ -96,7 +96,7 @@ def simulated(run: Run, arguments: Sequence[str]) -> Tuple[Dict[str, Dict[str, A
     """What apt would do with the host's own configuration now, and its errors."""
     _status, out, err = run(["apt-get", "-s", *driver_scratch.INSTALL, *arguments], driver_scratch.PATIENCE)
     told = driver_apt.read(f"{out}\n{err}")
-    did = {
+    did: Dict[str, Dict[str, Any]] = {
         "install": told.installed,
         "upgrade": {name: list(pair) for name, pair in told.upgraded.items()},
         "remove": dict(told.removed),

@@ -356,8 +356,8 @@ def _surroundings(case: Case, plan: DriverPlan) -> None:
     loaded = names.upstream(str(case.driver.get("loaded") or ""))
     same = loaded == plan.version and case.driver.get("flavour") in (plan.modules, None)
     lacks = _lacks(case, plan)
-    there = set(lacks) <= set(plan.beside) and not going
-    plan.changes = not (there and case.driver.get("installed") in (plan.version, None))
+    complete = set(lacks) <= set(plan.beside) and not going
+    plan.changes = not (complete and case.driver.get("installed") in (plan.version, None))
     plan.beside_changes = bool(set(lacks) & set(plan.beside))
     if loaded and not same:
         kind = case.driver.get("flavour")

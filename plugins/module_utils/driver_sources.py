@@ -7,7 +7,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import MIRROR_KEYRING, PATHS, Case
@@ -106,7 +106,7 @@ def _components(case: Case) -> Optional[str]:
     """The distribution's further components (contrib, non-free), from where the host has main: its own mirror and suites."""
     wanted = case.known["sources"]["distribution"]["components"].get(case.system)
     others = [item for item in case.host["sources"] if item["file"] != PATHS["source"]]
-    have: Dict[Any, set] = {}
+    have: Dict[Any, Set[str]] = {}
     signed: Dict[Any, Any] = {}
     for item in others:
         place = item["uri"].rstrip("/"), item["suite"]

@@ -7,7 +7,7 @@ Pure: standard library, Python 3.9 and newer, no Ansible import.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, Mapping, Sequence
+from typing import Any, Collection, Dict, List, Mapping, Sequence, Set
 
 
 def _machines(entry: Mapping[str, Any]) -> Sequence[str]:
@@ -23,11 +23,12 @@ def turns(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[Dict[str, List[
     A host of a replica that is not of the run is in the turn all the same: see `absent`.
     """
     found: List[Dict[str, List[str]]] = []
-    seen: set = set()
+    seen: Set[str] = set()
     for host in hosts:
         if host in seen:
             continue
-        mine, replicas = {host}, set()
+        mine: Set[str] = {host}
+        replicas: Set[str] = set()
         while True:
             more = {name for name, entry in plan["replicas"].items() if mine & set(_machines(entry))}
             wider = mine.union(*(_machines(plan["replicas"][name]) for name in more))

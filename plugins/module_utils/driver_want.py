@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_checks
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names
@@ -96,7 +96,7 @@ def _plan(
     version, branch = driver_checks.version_of(case)
     driver_checks.wheels(case, version or branch)
     if not case.refused and not asked.get("packages"):
-        kinds = [asked.get("modules")] if asked.get("modules") in names.KINDS else names.KINDS
+        kinds: Sequence[str] = [asked["modules"]] if asked.get("modules") in names.KINDS else names.KINDS
         if all(names.names(case.origin, system, branch, kind, known) is None for kind in kinds):
             case.refuse(
                 "driver-names",

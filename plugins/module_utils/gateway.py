@@ -301,7 +301,7 @@ def _virtual_findings(settings: Mapping[str, Any]) -> Iterable[Finding]:
         return
     where = "gateway_virtual_address"
     try:
-        version = ipaddress.ip_interface(str(told)).version
+        version: int = ipaddress.ip_interface(str(told)).version
     except ValueError:
         version = 0
     if not version or "/" not in str(told):
@@ -358,7 +358,8 @@ def _external_findings(settings: Mapping[str, Any], plan_services: Mapping[str, 
         if not NAME.fullmatch(name) or name in plan_services or name in names:
             fix = "Use small letters, digits and dashes, and no name of a service or of another one"
             faults.append((f"its name is {name!r}, which is taken or no name", fix))
-        if not URL.fullmatch(str(entry.get("url", ""))):
+        url = URL.fullmatch(str(entry.get("url", "")))
+        if not url:
             fix = "Write it as https://api.example.com/v1: TLS, and a host by its name, which its certificate is for"
             faults.append((f"its url is {entry.get('url')!r}", fix))
         if bool(entry.get("key")) == bool(entry.get("key_file")):
@@ -391,8 +392,8 @@ def _external_findings(settings: Mapping[str, Any], plan_services: Mapping[str, 
             taken.setdefault(alias, name)
         names.append(name)
         found.extend(Finding("gateway-external", f"gateway_external, {name}", message, fix) for message, fix in faults)
-        if not faults:
-            message = f"{', '.join(entry['models'])}: requests leave the fleet for {URL.fullmatch(entry['url'])[1]}"
+        if url and not faults:
+            message = f"{', '.join(entry['models'])}: requests leave the fleet for {url[1]}"
             fix = "A client may send them only where `models` of its key names them"
             found.append(Finding("gateway-external", f"gateway_external, {name}", message, fix, "info"))
     return found

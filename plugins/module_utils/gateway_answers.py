@@ -16,6 +16,7 @@ PATIENCE = 2.0  # seconds; the gateway answers this by itself and at once
 def answers(url: str) -> bool:
     """Whether there is a 200. Its certificate is for the name that clients use, which is not asked for here."""
     told = urlsplit(url)
+    link: http.client.HTTPConnection
     if told.scheme == "https":
         unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         unverified.check_hostname = False

@@ -32,8 +32,8 @@ def amd_smi(listed: str, static: str) -> Optional[Gpus]:
 
     Newer ones put the second list under `gpu_data`. The unit that they call MB is 2**20 bytes. None: not understood.
     """
-    details = _json(static)
-    details = details.get("gpu_data") if isinstance(details, dict) else details
+    told = _json(static)
+    details: Any = told.get("gpu_data") if isinstance(told, dict) else told
     items = _json(listed)
     if not _objects(items) or not _objects(details):
         return None

@@ -131,7 +131,8 @@ def command(argv: Sequence[str], timeout: float) -> Tuple[int, str, str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
         for stream in (process.stdout, process.stderr):
-            stream.close()
+            if stream is not None:
+                stream.close()
         raise
     return process.returncode, out.decode("utf-8", "backslashreplace"), err.decode("utf-8", "backslashreplace")
 
@@ -360,7 +361,7 @@ def _nvidia_gpus(look: _Look, facts: Facts, child: Optional[gpu_nvml.Child], sou
         error = None
         if smi is not None:
             error = smi.take(facts)
-        elif child is None:
+        elif child is None or hostmax is None:
             error = "There is no module pynvml in the Python that the module runs with"
         else:
             told, error = child.answer(PATIENCE)

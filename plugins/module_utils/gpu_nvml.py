@@ -140,8 +140,8 @@ class _Reader:
     def fields(self, handle: Any) -> Told:
         nvml, ask = self.nvml, self.ask
         capability = ask("compute_cap", "nvmlDeviceGetCudaComputeCapability", handle)
-        mig = ask("mig.mode.current", "nvmlDeviceGetMigMode", handle) or (None, None)
-        ecc = ask("ecc.mode.current", "nvmlDeviceGetEccMode", handle) or (None, None)
+        mig: Tuple[Any, Any] = ask("mig.mode.current", "nvmlDeviceGetMigMode", handle) or (None, None)
+        ecc: Tuple[Any, Any] = ask("ecc.mode.current", "nvmlDeviceGetEccMode", handle) or (None, None)
         rows = ask("remapped_rows.uncorrectable", "nvmlDeviceGetRemappedRows", handle) or (None,) * 4
 
         def errors(field: str, kind: int, counter: int) -> Optional[int]:
@@ -300,8 +300,8 @@ def _serve(function: Callable[[], Any], writer: int) -> None:
             answer = [function(), None]
         except Exception as error:
             answer = [None, str(error) or type(error).__name__]
-        with os.fdopen(writer, "w", encoding="utf-8") as stream:
-            json.dump(answer, stream)
+        with os.fdopen(writer, "w", encoding="utf-8") as pipe:
+            json.dump(answer, pipe)
         status = 0
     finally:
         os._exit(status)

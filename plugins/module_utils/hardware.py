@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gpu_facts, topology
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
@@ -381,7 +381,7 @@ def _count(look: _Look) -> Iterator[Finding]:
 
 def _answers(look: _Look) -> Iterator[Finding]:
     """GPUs that are listed and do not say what they are asked."""
-    silent: Dict[str, set] = collections.defaultdict(set)
+    silent: Dict[str, Set[int]] = collections.defaultdict(set)
     for item in look.facts.get("unread") or []:
         told = re.match(r"GPU (\d+): (\[[^\]]+\])", str(item["why"]))
         if told and told.group(2) not in UNANSWERED_BY_DESIGN:
@@ -413,7 +413,7 @@ def _models(look: _Look) -> Iterator[Finding]:
                 f"GPUs {'of one service' if look.groups else 'of this host'} are of {len(names)} models ({told})",
                 "Give each service GPUs of one model (`gpus`): a tensor-parallel group runs at the slowest one's pace",
             )
-    memory: Dict[str, set] = collections.defaultdict(set)
+    memory: Dict[str, Set[int]] = collections.defaultdict(set)
     for gpu in look.gpus:
         if gpu["memory_mib"]:
             memory[str(gpu["name"])].add(gpu["memory_mib"])

@@ -93,8 +93,9 @@ def _carrier(network: Facts, settings: Mapping[str, Any], found: List[Finding]) 
         if named is not carrier:
             there = f"it is on {carrier['name']}" if carrier else "no interface has it"
             message = f"{named['name']} does not carry the fleet's address {address}; {there}"
-            part = carrier and named["name"] in carrier["lower"]
-            fix = f"{named['name']} is only a {_PARTS.get(carrier['kind'], 'part')} of it. " if part else ""
+            fix = ""
+            if carrier and named["name"] in carrier["lower"]:
+                fix = f"{named['name']} is only a {_PARTS.get(carrier['kind'], 'part')} of it. "
             found.append(_finding(settings, message, f"{fix}Addresses here: {has}."))
             return None
     elif carrier is None:

@@ -164,7 +164,7 @@ def memory_of(case: Case, length: Optional[int] = None) -> Memory:
     given = {
         name: size_of(case.args.get(name, "")) for name in ("max-num-batched-tokens", "max-num-seqs", "block-size")
     }
-    settings = {
+    settings: Dict[str, Any] = {
         "utilization": case.utilization,
         "max_model_len": wanted,
         "max_num_seqs": given["max-num-seqs"] or defaults["max-num-seqs"],

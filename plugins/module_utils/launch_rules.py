@@ -91,7 +91,7 @@ def _option(
     name = written.split(".", maxsplit=1)[0]
     names = [_names(table) for table in tables]
     bare = name[3:] if name.startswith("no-") and any(name[3:] in n for n in names) else name
-    gone = case.known.removed_flags.get(name)
+    gone = case.known.removed_flags.get(name, {})
     is_gone = bool(gone) and release(gone["gone_in"]) <= case.release
     there = [bare in n for n in names]
     if is_gone and not (exact and all(there)):

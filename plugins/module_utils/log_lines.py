@@ -134,7 +134,7 @@ def unread(raw: str) -> bool:
         return True
     if raw.startswith("{"):
         found = MESSAGE.search(raw)
-        return bool(found) and raw.startswith("null", found.end())
+        return found is not None and raw.startswith("null", found.end())
     return False
 
 
@@ -143,7 +143,7 @@ def opaque(raw: str) -> bool:
     if not raw.startswith("{"):
         return False
     found = MESSAGE.search(raw)
-    return bool(found) and raw.startswith("[", found.end())
+    return found is not None and raw.startswith("[", found.end())
 
 
 def message(raw: str) -> str:
@@ -160,7 +160,11 @@ def message(raw: str) -> str:
 def informs(said: str) -> bool:
     """Whether a line is, as a whole, one that vLLM logs with the level info or debug. Its first level counts, as in parse."""
     found = LEVELLED.search(said)
-    return bool(found) and found.group(1) in ("INFO", "DEBUG") and not ("\\n" in said or "\\r" in said or "\r" in said)
+    return (
+        found is not None
+        and found.group(1) in ("INFO", "DEBUG")
+        and not ("\\n" in said or "\\r" in said or "\r" in said)
+    )
 
 
 def owner(raw: str) -> Tuple[str, str]:
@@ -204,9 +208,9 @@ def _json(text: str, meta: Dict[str, Any]) -> str:
         if MICROSECONDS.fullmatch(stamp):
             meta["time"] = int(stamp) / 1e6
         return _text(message)
-    stamp = STAMP.match(_text(told.get("time") or told.get("timestamp") or told.get("ts")) + " ")
-    if stamp:
-        meta["time"] = _iso(stamp)
+    when = STAMP.match(_text(told.get("time") or told.get("timestamp") or told.get("ts")) + " ")
+    if when:
+        meta["time"] = _iso(when)
     fields = told.get("fields")
     message = (
         told.get("log")

@@ -275,7 +275,7 @@ def _groups(layers: List[Tuple[int, Page]]) -> List[List[Tuple[int, Page]]]:
     fewest = min(len(members) for members in kinds.values())
     most = max(len(members) for members in kinds.values())
     count = most if most < fewest * 1.5 else fewest
-    grouped = []
+    grouped: List[List[Tuple[int, Page]]] = []
     for members in kinds.values():
         number = -(-len(members) // count)
         grouped.extend(members[i::number] for i in range(number))

@@ -227,7 +227,7 @@ def _is_number(value: Any) -> bool:
 
 
 def targets(
-    plan: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], ports: Mapping[str, int]
+    plan: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]], ports: Mapping[str, Optional[int]]
 ) -> Dict[str, List[Dict[str, Any]]]:
     """By job, entries of a file of targets (file_sd_config of Prometheus).
 
@@ -248,9 +248,10 @@ def targets(
             labels = {"service": rank["service"], "replica": rank["instance"], "host": host, "rank": str(rank["rank"])}
             found["vllm_agent"].append(_target(_joined(address, rank["ports"]["agent"]), labels))
     for job, group in (("node", None), ("dcgm", "gpu_hosts"), ("haproxy", "gateways")):
-        if ports.get(job):
+        port = ports.get(job)
+        if port:
             found[job] = [
-                _target(_joined(told["address"], ports[job]), {"host": name})
+                _target(_joined(told["address"], port), {"host": name})
                 for name, told in hosts.items()
                 if group is None or group in told["groups"]
             ]

@@ -375,7 +375,8 @@ class _Traffic:
                 return any(low <= self.ports[1] and self.ports[0] <= high for low, high in map(_as_range, values))
             return any(low <= self.ports[0] and self.ports[1] <= high for low, high in map(_as_range, values))
         if field == "saddr" and protocol == {4: "ip", 6: "ip6"}[self.version]:
-            networks = [item for item in map(_as_network, values) if item is not None and item.version == self.version]
+            # All of one family, which their types do not say.
+            networks: List[Any] = [n for n in map(_as_network, values) if n is not None and n.version == self.version]
             if self.opening.sources is None:
                 return some and bool(networks)
             inside = [

@@ -191,7 +191,8 @@ def _shares(
 
     Where the user did not say how many copies, that is planned, if model and GPUs are known.
     """
-    copies, reasons = service.replicas_per_host or 1, ()
+    copies = service.replicas_per_host or 1
+    reasons: Tuple[str, ...] = ()
     if not gpus:
         return copies, 0, 0, ()
     if len(gpus) % copies:
@@ -564,7 +565,7 @@ def _foreign_port_findings(replicas: Iterable[Replica], fleet: Fleet) -> List[Fi
     for replica in replicas:
         for key, ports, size in _blocks(replica, fleet.port_layout):
             low = ports[0]
-            ranks = ((low, low + size - 1),)
+            ranks: Tuple[Tuple[int, int], ...] = ((low, low + size - 1),)
             if key == "port_base":
                 offsets = fleet.port_layout["offsets"]
                 guarded = (offsets[name] for name in ("rank_store", "dp_rpc", "side_channel"))
@@ -655,10 +656,10 @@ def _plan(
                 entry["blocks"].setdefault(replica.instance, {}).update(_ray_block(replica.service, fleet.port_layout))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
-    for name, ports in fleet.exporters.items() if fleet.monitors else ():
+    for name, asked in fleet.exporters.items() if fleet.monitors else ():
         # Their numbers are the monitors' alone. A monitor that is this host needs no opening.
         sources = [address for address in fleet.monitors if address != fleet.exporter_addresses.get(name)]
-        opening = {"name": "exporters", "ports": [str(port) for port in ports], "proto": "tcp", "from": sources}
+        opening = {"name": "exporters", "ports": [str(port) for port in asked], "proto": "tcp", "from": sources}
         plan["exporters"][name] = [opening]
         if name in plan["hosts"]:
             plan["hosts"][name]["openings"].append(opening)
@@ -801,7 +802,7 @@ def _openings(replica: Replica, rank: int, size: Dict[str, Any], fleet: Fleet) -
     service, host, ports = replica.service, replica.hosts[rank], ports_of(replica, fleet.port_layout)
     # A host without an address is a finding of the inventory; it can be nobody's source.
     peers = [h.address for h in replica.hosts if h.name != host.name and h.address]
-    openings = []
+    openings: List[Dict[str, Any]] = []
     if host in serving(replica, size):
         sources = list(service.clients) + [a for a in [*fleet.watchers, *peers] if a not in service.clients]
         openings.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .findings import Finding, did_you_mean
 
@@ -189,7 +189,7 @@ def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
     return found
 
 
-_CHECKS = {
+_CHECKS: Dict[str, Callable[[Any], bool]] = {
     "name": lambda v: isinstance(v, str) and bool(NAME.fullmatch(v)),
     "text": _is_line,
     "texts": lambda v: _list_of(v, _is_line),

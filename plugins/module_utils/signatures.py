@@ -28,10 +28,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Mapping, Optional, Pattern, Sequence, Tuple
 
 try:  # Python 3.11 moved the parser of expressions
-    from re import _constants, _parser
+    from re import _constants, _parser  # type: ignore[attr-defined]
 except ImportError:
     import sre_constants as _constants
     import sre_parse as _parser
@@ -90,11 +90,11 @@ class Signature:
     unless: Tuple[Pattern[str], ...]
     near: Tuple[Pattern[str], ...]
     far: Tuple[Pattern[str], ...]
-    levels: frozenset
+    levels: FrozenSet[str]
     scope: str
     only: str
     judge: str
-    over: frozenset
+    over: FrozenSet[str]
     phase: str
     when: Mapping[str, Any]
     severity: str

@@ -274,7 +274,7 @@ def _table(lines: List[str], at: int, start: int) -> Tuple[Optional[_Table], int
     names, affinity = _names("".join(header))
     rows, after = _collect(lines, after, names)
     gpus = sum(1 for label in names if label.startswith("GPU"))
-    adapters = dict(found.groups() for found in map(_LEGEND.match, lines) if found)
+    adapters = {found.group(1): found.group(2) for found in map(_LEGEND.match, lines) if found}
     return _Table(names, gpus, affinity, rows, len(header) > 1, _kind(rows), adapters), after
 
 
@@ -407,7 +407,7 @@ def _affinity(row: _Row, columns: int) -> List[Optional[str]]:
         what = strange[0] if strange else words[-1]
         raise Refused(f"the row of {row.label} has {what!r} after its cells")
     if len(words) == columns:
-        return words
+        return list(words)
     if row.mended:
         raise Refused(f"the row of {row.label} was wrapped or glued and lacks a column")
     # Where blanks were printed, tabs tell which; nvidia-smi puts two before the last column.

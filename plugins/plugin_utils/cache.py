@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import tree
 
@@ -29,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def digests(root: Path, paths: Iterable[str]) -> dict[str, dict]:
+def digests(root: Path, paths: Iterable[str]) -> dict[str, dict[str, Any]]:
     """{relative path: {"size", "sha256"}} of files under `root`; links to files are followed.
 
     A file is read again only when the kernel says that it changed (size, mtime, ctime or inode). Tasks for several
@@ -61,14 +62,14 @@ def _seen(path: Path) -> list[int]:
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
-def _load(store: Path) -> dict[str, list]:
+def _load(store: Path) -> dict[str, list[Any]]:
     try:
         return json.loads(store.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # none yet, or one cut short: everything is read again
         return {}
 
 
-def _save(store: Path, known: dict[str, list]) -> None:
+def _save(store: Path, known: dict[str, list[Any]]) -> None:
     kept = {path: entry for path, entry in known.items() if os.path.exists(path)}
     beside = store.with_suffix(f".{os.getpid()}")
     beside.write_text(json.dumps(kept), encoding="utf-8")

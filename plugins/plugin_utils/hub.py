@@ -25,6 +25,7 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.models import HUB, ModelError, choose, judge_hub, size
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import cache
@@ -49,7 +50,9 @@ class Remote:
 class _NoTokenElsewhere(urllib.request.HTTPRedirectHandler):
     """A redirect to another host goes without the token: it is the hub's, not the file store's."""
 
-    def redirect_request(self, req, fp, code, msg, headers, newurl):  # noqa: PLR0917  (urllib says so)
+    def redirect_request(  # noqa: PLR0917  (urllib says so)
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         if new is not None and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc:
             new.remove_header("Authorization")
@@ -72,7 +75,7 @@ def token() -> str | None:
         return None
 
 
-Manifest = dict[str, dict]  # path to size and sha256, as cache.digests gives it
+Manifest = dict[str, dict[str, Any]]  # path to size and sha256, as cache.digests gives it
 
 
 def fetch(  # noqa: PLR0917  (one thing to fetch, and how)
@@ -156,7 +159,7 @@ def _listing(name: str, repository: str, revision: str, target: Path, patience: 
     return [_remote(name, item) for item in json.loads(kept.read_text(encoding="utf-8"))]
 
 
-def _remote(name: str, item: dict) -> Remote:
+def _remote(name: str, item: dict[str, Any]) -> Remote:
     path, lfs = item["rfilename"], item.get("lfs") or {}
     if path.startswith("/") or any(part in ("", "..", ".") for part in path.split("/")):
         raise ModelError(f"model {name}: the repository has a file called {path!r}, which would lie outside its folder")
@@ -216,7 +219,7 @@ def _continue(name: str, url: str, partial: Path, size_wanted: int, patience: fl
             return  # the size says so to the caller, who tries again
 
 
-def _open(name: str, url: str, start: int = 0, patience: float = TIMEOUT):
+def _open(name: str, url: str, start: int = 0, patience: float = TIMEOUT) -> Any:
     headers = {"User-Agent": "gpu_fleet.vllm"}
     if start:
         headers["Range"] = f"bytes={start}-"

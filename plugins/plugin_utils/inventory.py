@@ -658,7 +658,7 @@ def _ray_findings(
             fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as {make}"
             found.append(Finding("weak-token", where, fault, fix))
         own = [hosts[name] for name in (service.hosts if service.hosts is not None else hosts) if name in hosts]
-        found.extend(dict.fromkeys(fault for host in own if (fault := _ray_lock_fault(where, host))))
+        found.extend(dict.fromkeys(lacks for host in own if (lacks := _ray_lock_fault(where, host))))
     for name in tokens:
         if name not in names:
             told = f"{did_you_mean(name, names)}Services with executor: ray: {', '.join(names) or 'none'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -309,7 +310,7 @@ def _host_variables(inventory: Path, host: str) -> dict[str, Any]:
     from gpu_fleet import runs
 
     given = runs.GIVEN.get() or runs.Given()
-    environment = {**runs.os.environ, **runs._environment(), **given.environment}
+    environment = {**os.environ, **runs._environment(), **given.environment}
     extra = [word for variable in given.variables for word in ("--extra-vars", variable)]
     command = ["ansible-inventory", "-i", str(inventory.resolve()), "--list", *extra]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

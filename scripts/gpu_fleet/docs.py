@@ -286,7 +286,7 @@ def cli() -> str:
     from gpu_fleet import cli as program
     from gpu_fleet import kept, verbs
 
-    group = typer.main.get_command(program.app)
+    group: Any = typer.main.get_command(program.app)
     names = {name for name, _kind, _default in verbs.SHARED}
     shared = [parameter for parameter in group.commands["deploy"].params if parameter.name in names]
     out = NOTE.format(source="scripts/gpu_fleet/cli*.py") + CLI.format(keep=kept.KEEP, shared=_options(shared))

@@ -113,7 +113,8 @@ class Client:
         self, url: urllib.parse.SplitResult, proxy: str | None
     ) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
         host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-        target, headers = (url.path or "/") + (f"?{url.query}" if url.query else ""), {}
+        target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        headers: dict[str, str] = {}
         to, to_port = host, port
         if proxy:
             via = urllib.parse.urlsplit(proxy if "//" in proxy else f"http://{proxy}")
@@ -177,7 +178,8 @@ def proxy_for(url: str) -> str | None:
     host = told.hostname or ""
     proxies = urllib.request.getproxies_environment()
     proxy = proxies.get(told.scheme) or proxies.get("all")
-    if not proxy or urllib.request.proxy_bypass_environment(f"{host}:{told.port}" if told.port else host, proxies):
+    bypassed = urllib.request.proxy_bypass_environment  # type: ignore[attr-defined]  # its typing leaves it out
+    if not proxy or bypassed(f"{host}:{told.port}" if told.port else host, proxies):
         return None
     return proxy
 

@@ -108,7 +108,7 @@ def recipe(
     if "torch_index" in entry:
         family = {"torch": entry["torch"], **entry.get("torch_family", {})}
         special.update({f"{name}=={pin}": entry["torch_index"] for name, pin in family.items()})
-    kernels = versions["kernels"] if entry.get("cuda") else {"follows": "", "packages": {}}
+    kernels: Mapping[str, Any] = versions["kernels"] if entry.get("cuda") else {"follows": "", "packages": {}}
     return Recipe(
         version=version,
         accelerator=accelerator,
@@ -285,7 +285,8 @@ def make_addon(plan: Recipe, base: Any, requirement: str, by: str, settings: Pip
 
 def _kernels(plan: Recipe, packages: Iterable[Mapping[str, Any]], resolver: Resolver) -> tuple[list[str], list[str]]:
     """Pre-built kernels that fit the resolved version: those that can be had, and those that cannot."""
-    had, missing = [], []
+    had: list[str] = []
+    missing: list[str] = []
     versions = {package["name"]: package["version"] for package in packages}
     if plan.kernels_follow not in versions:
         return [], []

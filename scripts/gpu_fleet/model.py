@@ -232,7 +232,7 @@ def broken(model: Path) -> str | None:
         lines = (model / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         return f"{SUMS}: {error.strerror}"
-    wanted = dict(reversed(line.split("  ", 1)) for line in lines)
+    wanted = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     there = {path.name for path in model.iterdir()} - {SUMS}
     if there != set(wanted) or not wanted:
         return f"missing or extra: {', '.join(sorted(there ^ set(wanted)))}"

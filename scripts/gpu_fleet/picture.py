@@ -438,7 +438,9 @@ def _gpu_lines(picture: Picture) -> Table:
 
 
 def _nearest(picture: Picture, gpu: int) -> Text:
-    told = [(group.links[gpu], name) for group in picture.adapters for name in group.names if group.links.get(gpu)]
+    told = [
+        (link, name) for group in picture.adapters for name in group.names for link in [group.links.get(gpu)] if link
+    ]
     if not told:
         return Text("")
     best = _best_first(link for link, _ in told)[0]
@@ -842,7 +844,9 @@ class _Drawing:
         ends = self.nic_ends(order, near)
         for at in order:
             link = groups[at].nearest()
-            for x2, y2 in ends[at] if link else ():
+            if not link:
+                continue
+            for x2, y2 in ends[at]:
                 x1, y1 = place[at][0] + self.nic_width / 2, place[at][1]
                 self.kinds.add(_kind(link))
                 bend = min(40.0, (y1 - y2) * 0.6)

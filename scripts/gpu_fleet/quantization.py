@@ -38,7 +38,7 @@ def methods(tree: ast.Module) -> list[str]:
             "QUANTIZATION_METHODS",
             "_QUANTIZATION_CONFIG_REGISTRY",
         ):
-            names = strings(node.value)
+            names = strings(getattr(node, "value", node))
             if names:
                 return names
     return []

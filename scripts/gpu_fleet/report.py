@@ -156,8 +156,8 @@ def _advice(told: Mapping[str, Any]) -> str:
         parts.append(f"<p>Knee: concurrency {bend['concurrency']:g}{seen}. It is {escape(bend['rule'])}.</p>")
     parts.append(f'<p class="quiet">Objective from {escape(told["objective"]["from"])}.</p>')
     bound = told["bound"]
-    words = "What bounds it is not known: " if bound["by"] == "unknown" else "Bound by "
-    parts.append(f"<p>{words}{escape(bound['text'])}.</p>")
+    lead = "What bounds it is not known: " if bound["by"] == "unknown" else "Bound by "
+    parts.append(f"<p>{lead}{escape(bound['text'])}.</p>")
     return "".join(parts)
 
 

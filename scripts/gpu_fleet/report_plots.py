@@ -141,10 +141,10 @@ def svg(chart: Chart) -> str:
     for name, value in chart.limits:
         y = up.at(value)
         # Above its line, and below it where the chart ends there. On the left, where loads and so latencies are small.
-        text = y - 4 if y > TOP + LETTER else y + LETTER
+        letters = y - 4 if y > TOP + LETTER else y + LETTER
         parts.append(
             f'<line class="limit" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="small" x="{LEFT + 6:g}" y="{text:.1f}">{escape(name)}</text>'
+            f'<text class="small" x="{LEFT + 6:g}" y="{letters:.1f}">{escape(name)}</text>'
         )
     if chart.ring:
         x, y = across.at(chart.ring[0]), up.at(chart.ring[1])

@@ -131,7 +131,7 @@ class Runner:
     console: Console = field(default_factory=lambda: Console(highlight=False, soft_wrap=True))
     steps: list[Step] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _running: dict[str, subprocess.Popen] = field(default_factory=dict)
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Runner:
                 self.report(step, label or name, timeout)
         return step
 
-    def _wait(self, process: subprocess.Popen, step: Step, began: float, timeout: float, label: str) -> bool:
+    def _wait(self, process: subprocess.Popen[bytes], step: Step, began: float, timeout: float, label: str) -> bool:
         """Wait for the end, showing what goes on. False when the time is up and the command was ended."""
         beat = began + HEARTBEAT_SECONDS
         with self._shown(label) as show:
@@ -267,7 +267,7 @@ def _plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def end_group(process: subprocess.Popen) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a command and all it started, as Ctrl-C would; after a while make it final."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
@@ -281,7 +281,7 @@ def end_group(process: subprocess.Popen) -> None:
 def interruptible() -> Iterator[None]:
     """Let SIGTERM end the program the way Ctrl-C does."""
 
-    def interrupted(*_):
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGTERM, interrupted)

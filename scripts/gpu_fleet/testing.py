@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from gpu_fleet.steps import LAB, LOGS, ROOT, Runner, Step, interruptible, undisturbed
@@ -136,7 +137,7 @@ def e2e(runner: Runner, names: list[str]) -> None:
         endtoend.run(runner)
     for name in endtoend.SCENARIOS:
         if name in names:
-            endtoend.scenario(runner, name, lambda step, name=name: refuse_empty(runner, step, name))
+            endtoend.scenario(runner, name, partial(refuse_empty, runner, name=name))
 
 
 def long(runner: Runner, names: list[str]) -> None:

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from gpu_fleet.runs import FleetResult, Given
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 Inventory = Annotated[
     Path, typer.Option("-i", "--inventory", help="Inventory folder or file, such as inventories/prod.")
@@ -154,10 +156,8 @@ ABOUT: Mapping[str, tuple[str, Sequence[str]]] = {
 class Verbs(typer.Typer):
     """Adds to each verb its examples, and to each that asks hosts the options that all of these have."""
 
-    def command(  # type: ignore[override]  # whatever else typer's own takes is passed on
-        self, name: str | None = None, **settings: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Verb], Verb]:
+        def add(function: Verb) -> Verb:
             verb = name or function.__name__.replace("_", "-")
             if verb in ABOUT:
                 short, examples = ABOUT[verb]
