@@ -44,8 +44,10 @@ STOPS = re.compile(r"shutdown triggered|received signal=SIG(?:TERM|INT)|^Shuttin
 UNIT_BEGINS = re.compile(r"^(?:Started|Starting) |Scheduled restart job")
 VERSION = re.compile(r"vLLM API server version v?(\d+\.\d+\.\d+)|LLM engine \(v(\d+\.\d+\.\d+)")
 # What a line has that says where a run stands, or how large it is.
-MARKS = (READY, "LLM engine", "server version", "Scheduled restart", "Suppressed ", "world_size=", "hutting down")
-MARKS += ("shutdown triggered", "received signal=", "Stopping ")
+MARKS = (
+    *(READY, "LLM engine", "server version", "Scheduled restart", "Suppressed ", "world_size=", "hutting down"),
+    *("shutdown triggered", "received signal=", "Stopping "),
+)
 # The line that ends a traceback.
 EXCEPTION = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Timeout|Failure|Interrupt|Exit)\b(?::| *$)")
 CODE = re.compile(r"\s+raise [A-Za-z_][\w.]*\(")
@@ -297,7 +299,7 @@ class Doctor:
         groups = [(self._explained(failure), self._recovered(failure, ends)) for failure in self._failures(told)]
         groups.sort(key=lambda group: group[1])
         if not groups:
-            groups = [(self._unrecognised(ends), False)]
+            groups = [(self._unrecognised(ends), False), (self._healed(ends), True)]
         chosen = [hit for group, _ in groups for hit in group]
         findings = self._findings(groups, ends)
         return {
@@ -539,6 +541,10 @@ class Doctor:
         if ended:
             return [Hit(_NOT_HERE, ended[0].line, {}, time=ended[0].time)]
         return []
+
+    def _healed(self, ends: Sequence[Hit]) -> List[Hit]:
+        """An end whose cause is nowhere, of a server that came back: told as over."""
+        return self._explained([hit for hit in ends if hit.signature.kind == "end" and self._up_again(hit)])[:1]
 
     # Answering
 

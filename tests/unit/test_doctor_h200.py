@@ -66,3 +66,20 @@ def test_a_killed_engine_asks_for_the_kernels_lines():
     told = read(KEPT / "engine-killed.log")
     assert told["findings"][0]["confidence"] == "low"
     assert any("journalctl -k" in entry["command"] for entry in told["unknown"])
+
+
+@pytest.mark.parametrize("name", ["unit-engine-killed", "unit-cache-halved", "unit-killed-while-compiling"])
+def test_what_healed_is_the_same_answer_marked_as_over(name):
+    """The same journals, and after them the server that the agent's restart brought back."""
+    path = KEPT / f"{name}.log"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head = next(line for line in reversed(lines) if " vllm[" in line).partition("(APIServer pid=")[0]
+    doctor = doctors.doctor()
+    back = [
+        f"{head}(EngineCore pid=10) INFO 11-30 11:40:00 [core.py:116] Initializing a V1 LLM engine (v0.26.0) with config: a",
+        f"{head}(APIServer pid=9) INFO:     Application startup complete.",
+        f'{head}(APIServer pid=9) INFO:     127.0.0.1:40000 - "POST /v1/completions HTTP/1.1" 200 OK',
+    ]
+    doctor.read(path.name, [*lines, *back])
+    told = doctor.answer()["findings"]
+    assert [(found["cause_id"], found["recovered"]) for found in told] == [(FAILED[path][0], True)]
