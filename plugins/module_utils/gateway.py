@@ -44,8 +44,10 @@ def digest(key: str) -> str:
 
 
 def backends(plan: Mapping[str, Any], concurrency: Mapping[str, int], default: int) -> List[Dict[str, Any]]:
-    """A backend a service: name, models, and servers (name, address, port, agent's port, most requests at once)."""
+    """A backend a service: name, models, and servers (name, address, port, agent's port, most requests at once, and whether
+    it rests, since a host of it is in maintenance)."""
     found = []
+    resting = plan.get("maintenance", {}).get("replicas", {})
     for service, entry in plan["services"].items():
         servers = []
         for instance in entry["replicas"]:
@@ -60,6 +62,7 @@ def backends(plan: Mapping[str, Any], concurrency: Mapping[str, int], default: i
                         "port": replica["ports"]["api"],
                         "agent": replica["ports"]["agent"],
                         "most": int(concurrency.get(service, default)),
+                        "resting": instance in resting,
                     }
                 )
         found.append({"name": service, "models": list(entry["served_model_names"]), "servers": servers})
@@ -217,6 +220,11 @@ def drained(row: Mapping[str, Any]) -> bool:
     """Whether somebody took a server out: FMAINT 1 or FDRAIN 8 of read_admin, in the row's `admin`, or its status."""
     status = str(row.get("status", ""))
     return bool(int(row.get("admin") or 0) & 9) or "DRAIN" in status or status.startswith("MAINT")
+
+
+def resting(row: Mapping[str, Any]) -> bool:
+    """Whether the configuration has a server out of service (`disabled`: CMAINT 4 of read_admin), for maintenance of its host."""
+    return bool(int(row.get("admin") or 0) & 4)
 
 
 def busy(row: Mapping[str, str]) -> int:

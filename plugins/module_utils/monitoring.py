@@ -134,8 +134,13 @@ def _constants(plan: Mapping[str, Any], settings: Mapping[str, Any]) -> List[Dic
         return {"record": record, "expr": f"vector({float(value):.10g})", "labels": labels}
 
     found = []
+    rests = plan.get("maintenance", {})
+    found += [constant("gpu_fleet:host_maintenance", 1, host=host) for host in rests.get("hosts", ())]
     for instance, replica in plan["replicas"].items():
         labels = {"service": replica["service"], "replica": instance}
+        if instance in rests.get("replicas", ()):  # wanted by nobody, so that nothing is missed
+            found.append(constant("gpu_fleet:replica_maintenance", 1, **labels))
+            continue
         found.append(constant("gpu_fleet:replica_wanted", 1, **labels))
         found.append(constant("gpu_fleet:replica_ranks", len(replica["hosts"]), **labels))
         most = max_num_seqs(plan, instance)
@@ -235,7 +240,10 @@ def targets(
     ports   by job what is asked on each host: node on all; dcgm on GPU hosts, haproxy on gateways, where they are given
     """
     found: Dict[str, List[Dict[str, Any]]] = {JOB: [], "vllm_agent": []}
+    rests = plan.get("maintenance", {})
     for instance, replica in plan["replicas"].items():
+        if instance in rests.get("replicas", ()):
+            continue
         labels = {"service": replica["service"], "replica": instance}
         for host, url in replica["urls"].items():
             # With hybrid balancing every host has an API; the rank is its place among the replica's hosts.
@@ -254,6 +262,8 @@ def targets(
                 _target(_joined(told["address"], port), {"host": name})
                 for name, told in hosts.items()
                 if group is None or group in told["groups"]
+                # One in maintenance may be off; what else it is for the fleet is not.
+                if name not in rests.get("hosts", ()) or {"gateways", "monitors"} & {*told["groups"]}
             ]
     return found
 

@@ -7,6 +7,8 @@ replicas   instance -> service, hosts in rank order, head, ports, parallel sizes
 exporters  host -> what the firewall lets monitors in to, of every host of the fleet
 hosts      host -> instances (this host's rank of each: config for `vllm serve --config`, environment), openings
            (what the firewall lets in, and from whom)
+maintenance  hosts that are taken out (vllm_host_state), and replicas that rest with them: replica -> those hosts. A replica
+           that rests keeps its entry, ports and openings; `instances` and `ray` of its hosts do not have it
 
 Addresses, ranks and ports come from the inventory alone, so a host that cannot be reached changes nothing elsewhere.
 """
@@ -36,6 +38,7 @@ class Host:
     python   minor version of the releases' interpreter, such as 3.11
     ports    first and last port of nccl_port_range, the kernel's ephemeral ports
     others   whose ports else are there
+    maintenance  whether it is taken out, with what runs on it (vllm_host_state)
     """
 
     name: str
@@ -48,6 +51,7 @@ class Host:
     gpus: Optional[int]
     ports: Tuple[int, int]
     others: host_ports.Others = host_ports.NOTHING
+    maintenance: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Fleet:
     port_layout   content of data/ports.yml
     ray           content of data/ray.yml
     launch        plans how a service is launched on hosts with these GPUs on each; None where model or GPUs are not known
+    outage        whether a service may be left without a replica (vllm_service_allow_outage)
     """
 
     hosts: Dict[str, Host]
@@ -86,6 +91,7 @@ class Fleet:
     port_layout: Dict[str, Any] = field(default_factory=dict)
     ray: Dict[str, Any] = field(default_factory=dict)
     launch: Optional[Launch] = None
+    outage: bool = False
 
     def planned(
         self, service: Service, hosts: Sequence[Host], gpus: Optional[Sequence[int]]
@@ -116,6 +122,11 @@ class Replica:
     def instance(self) -> str:
         return f"{self.service.name}.{self.index}"
 
+    @property
+    def resting(self) -> List[str]:
+        """Hosts in maintenance that have a rank of it: without them it is nothing."""
+        return [host.name for host in self.hosts if host.maintenance]
+
 
 def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], List[Finding]]:
     """The plan for all services that can be planned, and all findings."""
@@ -143,6 +154,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     found.extend(_port_findings(replicas, fleet.port_layout))
     found.extend(_foreign_port_findings(replicas, fleet))
     found.extend(_option_port_findings(replicas, sizes))
+    found.extend(_maintenance_findings(replicas, fleet))
     return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
 
 
@@ -606,6 +618,25 @@ def _option_port_findings(replicas: Iterable[Replica], sizes: Mapping[str, Mappi
     return found
 
 
+def _maintenance_findings(replicas: Sequence[Replica], fleet: Fleet) -> List[Finding]:
+    """Services that maintenance leaves without any replica."""
+    found = []
+    for service in dict.fromkeys(replica.service.name for replica in replicas):
+        own = [replica for replica in replicas if replica.service.name == service]
+        if not all(replica.resting for replica in own):
+            continue
+        hosts = dict.fromkeys(name for replica in own for name in replica.resting)
+        message = (
+            f"nobody serves it: all its replicas ({', '.join(r.instance for r in own)}) are in maintenance, with "
+            f"{', '.join(hosts)} (vllm_host_state)"
+        )
+        fix = "Leave hosts of one replica in service, or allow the outage: vllm_service_allow_outage: true"
+        if fleet.outage:
+            fix = "It serves again once vllm_host_state is taken away and site.yml has run"
+        found.append(Finding("maintenance", f"service {service}", message, fix, "info" if fleet.outage else "error"))
+    return found
+
+
 # --- The plan itself --------------------------------------------------------------------------------------------
 
 
@@ -617,6 +648,10 @@ def _plan(
         "services": {},
         "replicas": {},
         "exporters": {},
+        "maintenance": {
+            "hosts": [host.name for host in fleet.hosts.values() if host.maintenance],
+            "replicas": {replica.instance: replica.resting for replica in replicas if replica.resting},
+        },
         "hosts": {
             name: {"instances": [], "ray": [], "blocks": {}, "openings": [], "peers": {}} for name in fleet.hosts
         },
@@ -649,10 +684,12 @@ def _plan(
         for rank, host in enumerate(replica.hosts):
             entry = plan["hosts"][host.name]
             if host in _serving_ranks(replica):
-                entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+                if not replica.resting:
+                    entry["instances"].append(_rank(replica, rank, size, ports, fleet))
                 entry["blocks"][replica.instance] = dict(ports)
             if replica.service.executor == "ray":
-                entry["ray"].append(_ray_node(replica, rank, size, fleet))
+                if not replica.resting:
+                    entry["ray"].append(_ray_node(replica, rank, size, fleet))
                 entry["blocks"].setdefault(replica.instance, {}).update(_ray_block(replica.service, fleet.port_layout))
             entry["openings"].extend(_openings(replica, rank, size, fleet))
             entry["peers"].update({h.name: h.address for h in replica.hosts if h.name != host.name and h.address})
@@ -849,6 +886,12 @@ def summary(plan: Dict[str, Any]) -> List[str]:
     for instance, replica in plan["replicas"].items():
         gpus = f", GPU {', '.join(map(str, replica['gpus']))} of each" if replica["gpus"] is not None else ""
         shape = f"tensor {replica['tensor']} x pipeline {replica['pipeline']}"
+        resting = plan.get("maintenance", {}).get("replicas", {}).get(instance)
+        if resting:
+            lines.append(
+                f"{instance}: in maintenance with {', '.join(resting)} (vllm_host_state): stopped, and started by nobody"
+            )
+            continue
         release = f"vLLM {replica['version']} {replica['accelerator']}"
         lines.append(
             f"{instance}: {release} on {', '.join(replica['ray_hosts'] or replica['hosts'])}{gpus}; {shape}{' on Ray' if replica['ray_hosts'] else ''}; {replica['url']}"

@@ -3,8 +3,9 @@
     source     prometheus, or hosts where no monitor was asked
     services   name, wanted and right replicas, running, waiting, tokens_per_second, prompt_tokens_per_second, kv_usage (0 to 1), ttft_p95,
                itl_p95 (seconds; from hosts: of all requests since the server started)
-    replicas   replica, service, right, running, waiting, tokens_per_second, kv_usage, restarts, limit_reached
-    hosts      host, gpus, gpu_utilization (0 to 1), gpu_memory_used, gpu_memory (bytes)
+    replicas   replica, service, right, running, waiting, tokens_per_second, kv_usage, restarts, limit_reached, maintenance (1 where it
+               is taken out with its host: then it is not missing)
+    hosts      host, maintenance, gpus, gpu_utilization (0 to 1), gpu_memory_used, gpu_memory (bytes)
     alerts     alert, severity, state, summary, since
 What nobody said is null.
 """
@@ -38,9 +39,11 @@ REPLICA = {
     "kv_usage": "gpu_fleet:replica_kv_usage:ratio",
     "restarts": "sum by (service, replica) (gpu_fleet_restarts_total)",
     "limit_reached": "max by (service, replica) (gpu_fleet_limit_reached)",
+    "maintenance": "gpu_fleet:replica_maintenance",
 }
 HOST = {
     "up": 'max by (host) (up{job="node"})',
+    "maintenance": "gpu_fleet:host_maintenance",
     "gpus": "gpu_fleet:host_gpus",
     "gpu_utilization": "avg by (host) (gpu_fleet_gpu_utilization_ratio)",
     "gpu_memory_used": "sum by (host) (gpu_fleet_gpu_memory_used_bytes)",
@@ -115,7 +118,7 @@ def _finite(text: Any) -> Optional[float]:
 
 def wrong(status: Mapping[str, Any]) -> bool:
     """Whether something is not as it should be: a replica without a right answer, or an alert that fires."""
-    unwell = any(row["right"] != 1 for row in status["replicas"])
+    unwell = any(row["right"] != 1 and not row["maintenance"] for row in status["replicas"])
     return unwell or any(a["state"] == "firing" and a["severity"] in WORST for a in status["alerts"])
 
 
@@ -149,7 +152,7 @@ def pages(plan: Mapping[str, Any], host: str) -> Dict[str, str]:
     """What a host is asked about itself: KIND INSTANCE to URL."""
     found = {f"agent {instance}": f"{url}metrics" for instance, url in agent_urls(plan, host).items()}
     for instance, replica in plan["replicas"].items():
-        if host in replica["urls"]:
+        if host in replica["urls"] and instance not in plan.get("maintenance", {}).get("replicas", ()):
             found[f"vllm {instance}"] = f"{replica['urls'][host]}/metrics"
     return found
 
@@ -163,8 +166,20 @@ def from_hosts(
     """told: by host and page, `first` and `second` text and the `seconds` between; gpus: by host, numbers of its GPUs."""
     tables: Dict[str, Dict[str, Dict[str, Any]]] = {level: {} for level in LEVELS}
     buckets: Dict[Tuple[str, str], Dict[float, float]] = {}
+    rests = plan.get("maintenance", {})
     for instance, replica in plan["replicas"].items():
         service = replica["service"]
+        if instance in rests.get("replicas", ()):
+            away = {
+                "replica": instance,
+                "service": service,
+                **dict.fromkeys(REPLICA),
+                "wanted": 0.0,
+                "maintenance": 1.0,
+            }
+            tables["replica"][instance] = away
+            tables["service"].setdefault(service, {**dict.fromkeys(SERVICE), "wanted": 0.0, "right": 0.0})
+            continue
         row = {"replica": instance, "service": service, **dict.fromkeys(REPLICA), "wanted": 1.0, "right": 0.0}
         tables["replica"][instance] = row
         total = tables["service"].setdefault(service, {**dict.fromkeys(SERVICE), "wanted": 0.0, "right": 0.0})
@@ -187,6 +202,7 @@ def from_hosts(
             "host": host,
             **dict.fromkeys(HOST),
             "up": 1.0 if host in told else 0.0,
+            "maintenance": 1.0 if host in rests.get("hosts", ()) else None,
             **gpus.get(host, {}),
         }
     return _status("hosts", tables, [])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
+from . import maintenance
+
 INSTANCE = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?\.\d+")
 
 
@@ -35,7 +37,8 @@ def of_host(made: Mapping[str, Any], kind: str, places: Mapping[str, str]) -> Li
 def planned_on(plan: Mapping[str, Any], host: str) -> List[str]:
     """Instances that the inventory names on a host, Ray's parts of them included."""
     entry = plan["hosts"].get(host, {})
-    return sorted({rank["instance"] for rank in [*entry.get("instances", ()), *entry.get("ray", ())]})
+    named = {rank["instance"] for rank in [*entry.get("instances", ()), *entry.get("ray", ())]}
+    return sorted(named | set(maintenance.resting_on(plan, host)))
 
 
 def going(found: Sequence[str], plan: Mapping[str, Any], host: str, services: Sequence[str], named: bool) -> List[str]:

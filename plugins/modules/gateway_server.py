@@ -160,7 +160,12 @@ def main():
     noted = f"{p['state_file']}.kept"
     operators = kept(noted)
     if p["state"] == "repaired":
-        p["servers"] = [name for name, row in rows.items() if gateway.drained(row) and name not in operators]
+        # What its configuration has out of service is neither.
+        p["servers"] = [
+            name
+            for name, row in rows.items()
+            if gateway.drained(row) and not gateway.resting(row) and name not in operators
+        ]
     elif p["state"] == "admitted" and not p["keep"]:
         p["servers"] = [name for name in p["servers"] if name not in operators]
     known = [name for name in p["servers"] if name in rows and gateway.is_at(rows[name], p["addresses"])]

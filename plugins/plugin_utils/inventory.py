@@ -14,6 +14,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.parsing.convert_bool import boolean
 from jinja2.exceptions import UndefinedError
 
 from ..module_utils import (
@@ -53,6 +54,7 @@ FACTS = (
     "host_limits_effective",
     "model_store_digests",
 )
+HOST_STATES = ("serving", "maintenance")  # of vllm_host_state
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}")  # as systemd takes it in User=, less what begins with a digit
 KEY_LENGTH = 32  # characters; 128 random bits are 22 in base64, 32 in hex
 
@@ -108,6 +110,7 @@ def read(
     found.extend(_grouped((fault, name) for name, host in hosts.items() for fault in _driver_faults(inventory, host)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _opening_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _package_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in inventory.names if (fault := _state_fault(inventory, name, hosts))))
     if not hosts:
         found.append(
             Finding(
@@ -156,6 +159,10 @@ def read(
         port_layout=data.load("ports"),
         ray=data.load("ray"),
         launch=launches.Planner(inventory, entries, folder, ask_hub),
+        outage=any(
+            boolean(inventory.role_value(name, "vllm_service", "vllm_service_allow_outage"), strict=False)
+            for name in hosts
+        ),
     )
     found.extend(_shape_findings(read_services, fleet))
     found.extend(_grouped((fault, name) for name in hosts if (fault := launches.gpu_fault(inventory, name))))
@@ -271,8 +278,25 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
         gpus=gpus if _is_count(gpus) else None,
         ports=(int(low), int(high)) if low.strip().isdecimal() and high.strip().isdecimal() else (0, 0),
         others=_others(inventory, name),
+        maintenance=_state(inventory, name) == "maintenance",
     )
     return host, found
+
+
+def _state(inventory: Inventory, name: str) -> Any:
+    return inventory.get(name, "vllm_host_state", HOST_STATES[0])
+
+
+def _state_fault(inventory: Inventory, name: str, hosts: Iterable[str]) -> tuple[str, str, str] | None:
+    """A state that there is not, or of a host that serves no model."""
+    state = _state(inventory, name)
+    if state not in HOST_STATES:
+        fix = f"{did_you_mean(str(state), HOST_STATES)}It must be {' or '.join(HOST_STATES)}"
+        return ("host-state", f"vllm_host_state is {state!r}", fix)
+    if state != HOST_STATES[0] and name not in hosts:
+        fix = "It is for hosts of the group gpu_hosts; docs/gateway.md says how a gateway is taken out"
+        return ("host-state", f"vllm_host_state is {state}, and the host serves no model", fix)
+    return None
 
 
 def _others(inventory: Inventory, name: str) -> host_ports.Others:

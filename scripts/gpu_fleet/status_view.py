@@ -50,9 +50,10 @@ def screen(status: dict[str, Any], failure: str = "") -> Group:
     replicas = _table("replica", "answers", "tok/s", "run", "wait", "KV", "restarts")
     for row in status["replicas"]:
         answers = "yes" if row["right"] == 1 else "given up" if row["limit_reached"] else "no"
+        answers = "maintenance" if row["maintenance"] else answers
         replicas.add_row(
             escape(row["replica"]),
-            Text(answers, style="green" if answers == "yes" else "bold red"),
+            Text(answers, style={"yes": "green", "maintenance": "cyan"}.get(answers, "bold red")),
             number(row["tokens_per_second"]),
             number(row["running"]),
             number(row["waiting"]),
@@ -63,7 +64,11 @@ def screen(status: dict[str, Any], failure: str = "") -> Group:
     for row in status["hosts"]:
         hosts.add_row(
             escape(row["host"]),
-            Text("yes", style="green") if row["up"] else Text("no", style="bold red"),
+            Text("maintenance", style="cyan")
+            if row["maintenance"]
+            else Text("yes", style="green")
+            if row["up"]
+            else Text("no", style="bold red"),
             number(row["gpus"]),
             share(row["gpu_utilization"]),
             f"{gib(row['gpu_memory_used'])} of {gib(row['gpu_memory'])}" if row["gpu_memory"] else "-",

@@ -124,6 +124,90 @@ def test_both_services_answer_by_the_gateway(hosts):
     assert {"vllm@chat.0.service", "vllm@old.0.service"} <= units(hosts["gpu-01"])
 
 
+# -- maintenance: a host rests and comes back ------------------------------------------------------------------------------
+
+CONVERGE = "molecule/teardown/converge.yml"
+OUT = {"vllm_host_state": "{{ 'maintenance' if inventory_hostname == 'gpu-02' else 'serving' }}"}
+ALL_OUT = {"vllm_host_state": "maintenance"}
+
+
+def state(host, unit: str) -> tuple[str, str]:
+    return host.run(f"systemctl is-active {unit}").stdout.strip(), host.run(
+        f"systemctl is-enabled {unit}"
+    ).stdout.strip()
+
+
+def at_the_gateway(host) -> dict[str, str]:
+    program = (
+        "import socket;s=socket.socket(socket.AF_UNIX);s.connect('/run/gpu-fleet-gateway/admin.sock');"
+        "s.sendall(b'show stat\\n');print(s.makefile().read())"
+    )
+    rows = [line.split(",") for line in host.check_output(f'python3 -c "{program}"').splitlines() if line]
+    return {row[1]: row[17] for row in rows if "." in row[1]}
+
+
+def test_a_host_in_maintenance_is_drained_stopped_and_off_and_cuts_off_nobody(hosts):
+    gpu = hosts["gpu-02"]
+    before = gpu.check_output("nft list table inet gpu_fleet"), files(gpu)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, "chat", 21) for _ in range(4)]
+        time.sleep(1)
+        run = play(playbook=CONVERGE, **OUT)
+        assert run.status == 0, run.said[-3000:]
+        assert [one.result() for one in running] == [200] * 4
+    for unit in ("vllm@chat.1.service", "vllm-agent@chat.1.service"):
+        assert state(gpu, unit) == ("inactive", "disabled"), unit
+        assert state(hosts["gpu-01"], unit.replace(".1", ".0")) == ("active", "enabled")
+    assert gpu.check_output("nft list table inet gpu_fleet") == before[0]
+    gone = {
+        path
+        for path in before[1] - files(gpu)
+        if not path.endswith((".wants/vllm@chat.1.service", ".wants/vllm-agent@chat.1.service"))
+    }
+    assert not {path for path in gone if "/etc/" in path or "/opt/" in path}
+    assert at_the_gateway(hosts["gw-01"]) == {"chat.0": "UP", "chat.1": "MAINT", "old.0": "UP"}
+    assert [ask("chat") for _ in range(4)] == [200] * 4
+
+
+def test_a_second_run_leaves_it_at_that_and_says_what_it_is():
+    run = play(playbook=CONVERGE, **OUT)
+    assert run.status == 0, run.said[-3000:]
+    assert run.changed() == 0, run.said[-3000:]
+    assert "chat.1: in maintenance with gpu-02 (vllm_host_state)" in run.said
+    assert "Left over" not in play(playbook="playbooks/plan.yml", plan_ask_hosts=True, **OUT).said
+    run = play(playbook=CONVERGE, **ALL_OUT)
+    assert run.status != 0 and run.changed() == 0
+    assert "service chat: nobody serves it: all its replicas (chat.0, chat.1) are in maintenance" in run.said
+    assert "changed=0" in run.said and ask("chat") == 200
+
+
+def test_no_boot_starts_it_and_a_host_that_is_off_fails_no_run(hosts):
+    gpu = hosts["gpu-02"]
+    booted = "systemctl show --property=UserspaceTimestampMonotonic --value; stat -c %Z /run/systemd"
+    before = gpu.check_output(booted)
+    gpu.run("systemctl reboot")
+    wait(lambda: gpu.run(booted).stdout.strip() not in ("", before), "it is not back", 120)
+    time.sleep(5)
+    assert state(gpu, "vllm@chat.1.service") == ("inactive", "disabled")
+    assert at_the_gateway(hosts["gw-01"])["chat.1"] == "MAINT"
+    # Where nobody listens.
+    run = play(playbook=CONVERGE, **OUT, ansible_port="{{ 9 if inventory_hostname == 'gpu-02' else 22 }}")
+    assert run.status == 0, run.said[-3000:]
+    assert "gpu-02 was not reached" in run.said and ask("chat") == 200
+
+
+def test_taken_away_again_it_serves_again(hosts):
+    run = play(playbook=CONVERGE)
+    assert run.status == 0, run.said[-3000:]
+    for unit in ("vllm@chat.1.service", "vllm-agent@chat.1.service"):
+        assert state(hosts["gpu-02"], unit) == ("active", "enabled"), unit
+    wait(lambda: at_the_gateway(hosts["gw-01"]) == {"chat.0": "UP", "chat.1": "UP", "old.0": "UP"}, "it is not let in")
+    assert play(playbook=CONVERGE).changed() == 0
+
+
+# -- what goes ----------------------------------------------------------------------------------------------------------------
+
+
 def test_without_a_name_nothing_goes():
     run = play()
     assert run.status != 0

@@ -109,3 +109,12 @@ def test_nothing_is_taken_aside_where_no_other_is_let_in(gateway):
     assert "no replica of chat is admitted" in ask("drained", "chat/chat.0", others=True)["msg"]
     assert servers.status("chat/chat.0") == "UP"
     assert ask("drained", "chat/chat.0")["changed"]
+
+
+def test_what_its_configuration_has_out_of_service_is_repaired_by_nobody(gateway):
+    """For maintenance of its host (`disabled`): CMAINT 4 and FMAINT 1. A drain of it is done at once, and changes nothing."""
+    servers, ask = gateway
+    servers.admin["chat/chat.0"] = 5
+    assert not ask("repaired")["changed"]
+    assert not ask("drained", "chat/chat.0", others=True)["changed"]
+    assert servers.admin["chat/chat.0"] == 5

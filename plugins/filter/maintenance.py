@@ -1,0 +1,19 @@
+"""Filters of playbooks/maintenance.yml: see plugins/module_utils/maintenance.py."""
+
+from __future__ import annotations
+
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import maintenance
+
+DOCUMENTATION = r"""
+name: maintenance
+short_description: What rests while hosts are in maintenance
+description: Reads the plan for replicas that have a part on a host in maintenance.
+author: The gpu_fleet authors
+options:
+  _input: {description: The plan., type: dict, required: true}
+"""
+
+
+class FilterModule:
+    def filters(self):
+        return {"resting_on": maintenance.resting_on, "resting_speakers": maintenance.speakers}
