@@ -30,8 +30,8 @@ import traceback
 import uuid
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from . import agent_gpu, probe
 from . import agent_rules as rules
-from . import probe
 
 Connection = socket.socket  # by a name that no method of the server below has
 
@@ -39,6 +39,8 @@ TICK = 1.0  # seconds between two looks
 PEER_DEADLINE, PEER_BYTES = 3.0, 64 << 10
 METRIC_BYTES = 8 << 20
 SYSTEMCTL_SECONDS = 60.0
+# Seconds between two looks at what the kernel says of the GPUs: while the rank is there, and while it is not.
+GPU_EVERY, GPU_HURRY = 60.0, 5.0
 # Of the HTTP server: threads at once, seconds a client gets in all, bytes of a request's head.
 CLIENTS, CLIENT_SECONDS, HEAD_BYTES = 16, 5.0, 4096
 STALE = 90.0  # seconds after which an agent that sees nothing any more says nothing any more
@@ -286,6 +288,28 @@ class Prober(Asker):
         return counters(body.decode("utf-8", "replace")) if status == 200 else None
 
 
+class GpuAsker(Asker):
+    """Where the rank has GPUs: whether one of them failed for good. Before a restart it has looked since the server ended."""
+
+    def __init__(self, look: agent_gpu.Look) -> None:
+        super().__init__("gpus")
+        self.look = look
+        self.hurry = False
+        self.told = ""
+        self.looked = float("-inf")
+        self.fault: Optional[agent_gpu.Fault] = None
+        self.known = False
+
+    def turn(self) -> float:
+        now = time.monotonic()
+        if now - self.looked >= (GPU_HURRY if self.hurry else GPU_EVERY):
+            self.fault, self.known, self.looked = self.look.fault(), True, now
+            if self.look.failed and self.look.failed != self.told:
+                say(f"the kernel's log cannot be read for errors of GPUs: {self.look.failed}", 4)
+            self.told = self.look.failed
+        return TICK / 2
+
+
 def read_key(path: str) -> Optional[str]:
     """The service's key, read each time: a new one is put there when the server takes it."""
     try:
@@ -492,6 +516,9 @@ class Agent:
         }
         self.prober = Prober(config) if config["answers"] else None
         self.api = ApiAsker(config["head_url"]) if rank else None
+        gpus = config.get("gpus")
+        kept = os.path.join(config["runtime"], "gpus")
+        self.gpus = GpuAsker(agent_gpu.Look(gpus, config["xid_out"], kept)) if gpus else None
         self.began: Optional[float] = None  # the turn before this one; None when it did something, which takes its time
         self.group, self.waiting = "", Waiting()
         self.server = Server((config["listen"][0], config["listen"][1]), config["allow"])
@@ -513,7 +540,7 @@ class Agent:
         return unit_of(said)
 
     def run(self) -> None:
-        for asker in [*self.peers.values(), *filter(None, (self.prober, self.api)), self.server]:
+        for asker in [*self.peers.values(), *filter(None, (self.prober, self.api, self.gpus)), self.server]:
             asker.start()
         while True:
             self.turn()
@@ -527,6 +554,8 @@ class Agent:
         self.began = world.now
         if self.prober:
             self.prober.unit = world.unit
+        if self.gpus:
+            self.gpus.hurry = not world.unit.ready
         action = self.judge.step(world)
         self.keep()  # before it is done: an agent that dies in between must know that it was itself
         self.speak()
@@ -543,6 +572,8 @@ class Agent:
         now = time.monotonic()
         late = max(0.0, now - self.began - TICK) if self.began is not None else 0.0
         unit = self.unit()
+        gpus = self.gpus if self.gpus and self.gpus.known else None
+        fault = gpus.fault if gpus else None
         return rules.World(
             now=now,
             unit=unit,
@@ -553,6 +584,8 @@ class Agent:
             api_seen=self.api.seen if self.api else None,
             late=late,
             waiting=self.waiting.share(now, self.group),
+            gpu=(fault.reason if fault else "") if gpus else None,
+            gpu_mark=fault.mark if fault else "",
         )
 
     def do(self, action: rules.Action) -> None:
@@ -577,7 +610,10 @@ class Agent:
 
     def speak(self) -> None:
         for line in self.judge.lines:
-            say(f"{self.config['instance']} rank {self.judge.s.rank}: {line}", 3 if line.startswith("LIMIT") else 5)
+            say(
+                f"{self.config['instance']} rank {self.judge.s.rank}: {line}",
+                3 if line.startswith(("LIMIT", "OUT")) else 5,
+            )
         self.judge.lines.clear()
 
     def state(self, world: rules.World) -> Dict[str, Any]:

@@ -14,7 +14,8 @@ def agent_config(
 
     instance   an entry of plan["hosts"][host]["instances"]
     settings   probe_interval, probe_deadline, lost_after, backoff, backoff_max, restart_limit, restart_window (seconds and
-               counts) and cache_room (MiB), as the role's variables vllm_service_agent_* have them
+               counts) and cache_room (MiB), as the role's variables vllm_service_agent_* have them; xid, as
+               data/hardware.yml has it
     """
     name, rank, ports = instance["instance"], instance["rank"], instance["ports"]
     replica, addresses = plan["replicas"][name], plan["addresses"]
@@ -36,6 +37,7 @@ def agent_config(
         "secrets": f"/etc/vllm/{name}/secrets.env",
         "cache": f"/var/cache/vllm/{name}",
         "runtime": f"/run/vllm-agent/{name}",
+        **_gpus(replica, settings),
         "probe_every": float(settings["probe_interval"]),
         "probe_deadline": float(settings["probe_deadline"]),
         "settings": {
@@ -51,3 +53,12 @@ def agent_config(
             "room": int(settings["cache_room"]) << 20,
         },
     }
+
+
+def _gpus(replica: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:
+    """Its GPUs, and which Xids of them are failures for good; nothing for a replica without GPUs."""
+    if not replica.get("gpus"):
+        return {}
+    known = settings.get("xid", {})
+    out = {str(code): entry["what"] for code, entry in known.items() if entry.get("out")}
+    return {"gpus": list(replica["gpus"]), "xid_out": out}

@@ -9,6 +9,9 @@ rank (systemd's InvocationID) belongs to runs of the others, its mates. Rank 0, 
   head's run that it has not left before. So any two of them meet again, in whatever order things come back.
 * Only rank 0 counts, waits longer after each vain start, and stops at a limit: the workers follow it.
 
+A rank whose GPU failed for good (agent_gpu.py) is taken out: killed, and not started again until the host has rebooted, or
+somebody starts it, which is the word that it may. A new failure after that takes it out again.
+
 What was stopped by somebody else (a unit that is down and that this agent does not hold) is never started. A rank that
 does not answer is lost only when nothing else proves it there: for the head a right completion, which needs all ranks
 (with data parallel ranks it does not: then that the host refuses the connection), for a worker the head's API.
@@ -35,6 +38,7 @@ WAITING, WAITING_MOST = 0.5, 900.0
 # Seconds between two starts that the firewall's gate refuses: whether it still does is known by trying alone.
 GATED = 15.0
 UNGUARDED = "the firewall does not guard its ports"
+OUT = "It stays stopped until the host has rebooted or somebody starts it"
 ROOM_GROWN = 256 << 20  # bytes by which room on the cache must have grown to be another chance
 
 
@@ -106,6 +110,7 @@ class World:
 
     late: seconds by which the agent's own turn came later than it should.
     waiting: share of the last seconds in which the unit's processes wanted a processor and none of them had one.
+    gpu, gpu_mark: what takes its GPUs out, or empty; None as long as nobody looked. Another mark is another failure.
     """
 
     now: float
@@ -117,6 +122,8 @@ class World:
     api_seen: Optional[float] = None
     late: float = 0.0
     waiting: float = 0.0
+    gpu: Optional[str] = None
+    gpu_mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Action:
 class Hold:
     """This agent keeps its unit down. started: when it asked for a start that has not begun yet."""
 
-    kind: str  # restart or limit
+    kind: str  # restart, limit or gpu
     reason: str
     since: float
     not_before: float
@@ -169,6 +176,7 @@ class Memory:
     hands: Dict[str, int] = field(default_factory=dict)
     story: Optional[Story] = None
     last_story: str = ""
+    excused: str = ""  # the mark of what its GPUs had when somebody started it all the same
 
     def dump(self) -> Dict[str, Any]:
         return asdict(self)
@@ -216,7 +224,7 @@ class Judge:
             return self._down(w)
         if phase == BETWEEN:
             ended = f"its server ended ({w.unit.said})" if w.unit.said else "its server ended"
-            return self._hold(w, "stop", UNGUARDED if w.unit.gated else ended)
+            return self._hold(w, "stop", self._out(w) or (UNGUARDED if w.unit.gated else ended))
         hold = self.m.hold
         if hold:  # killed, and still there
             return Action("kill", hold.reason) if w.now - hold.since > BEGIN else Action()
@@ -258,6 +266,8 @@ class Judge:
             m.hand += 1
             m.gated = False
             m.restarts = []
+            if w.gpu:
+                m.excused = w.gpu_mark
             if hold:
                 self.lines.append("started by somebody else: it is no longer held")
 
@@ -356,7 +366,13 @@ class Judge:
             return False
         return now - self._since.setdefault(name, now) >= self.s.lost_after
 
+    def _out(self, w: World) -> str:
+        """Why its GPUs are out, unless somebody started it since."""
+        return w.gpu if w.gpu and w.gpu_mark != self.m.excused else ""
+
     def _broken(self, w: World) -> str:
+        if self._out(w):
+            return self._out(w)
         others = (0,) if self.s.rank else range(1, self.s.ranks)
         for rank in others:
             reason = self._gone(w, rank)
@@ -430,7 +446,9 @@ class Judge:
         vain = self._recent(w.now)
         limit = self.s.rank == 0 and vain >= self.s.limit
         delay = GATED if m.gated else min(self.s.backoff * 2.0 ** min(vain, 20), self.s.backoff_most)
-        m.hold = Hold("limit" if limit else "restart", reason, w.now, w.now + delay, w.unit.invocation, room=w.room)
+        out, limit = bool(self._out(w)), limit and not self._out(w)
+        sort = "gpu" if out else "limit" if limit else "restart"
+        m.hold = Hold(sort, reason, w.now, w.now + delay, w.unit.invocation, room=w.room)
         head = w.peers.get(0, Peer()).state
         alive = self._fresh(w, 0) and head.get("phase") in ALIVE
         m.left = m.mates.get("0") or (str(head.get("invocation", "")) if alive else "") or m.left
@@ -438,6 +456,9 @@ class Judge:
         self._since.clear()
         if m.story is None:
             m.story = Story(reason, w.now)
+        if out:
+            self.lines.append(f"OUT: {reason}. {OUT}")
+            return Action(kind, reason)
         done = "killed" if kind == "kill" else "kept from starting alone"
         if m.gated:
             done = f"tried again every {GATED:.0f} s until it does"
@@ -453,6 +474,9 @@ class Judge:
         m, hold = self.m, self.m.hold
         self.waiting = ""
         if hold is None:
+            return Action()
+        if self._stays_out(w, hold):
+            self.waiting = hold.reason
             return Action()
         if hold.started is not None:
             if w.now - hold.started <= BEGIN:
@@ -481,6 +505,15 @@ class Judge:
             self._count(w.now)
         m.left = m.left if self.s.rank else ""
         return Action("start", hold.reason)
+
+    def _stays_out(self, w: World, hold: Hold) -> bool:
+        """Whether a GPU keeps it down. An agent that was restarted itself has to look before it knows that none does any more."""
+        if hold.kind != "gpu" and self._out(w):
+            hold.kind, hold.reason, hold.started = "gpu", self._out(w), None
+            self.lines.append(f"OUT: {hold.reason}. {OUT}")
+        if hold.kind == "gpu" and w.gpu is not None and not self._out(w):
+            hold.kind, hold.not_before = "restart", w.now
+        return hold.kind == "gpu"
 
     def _not_able(self, w: World) -> str:
         if not w.unit.enabled:
@@ -530,9 +563,8 @@ class Judge:
             return ""
         if hold is None:
             return "stopped by an operator or a play"
-        if hold.kind == "limit":
-            return "the limit of starts without a right answer is reached"
-        return self._not_able(w)
+        lasting = {"limit": "the limit of starts without a right answer is reached", "gpu": hold.reason}
+        return lasting.get(hold.kind) or self._not_able(w)
 
     def told(self, w: World) -> Dict[str, Any]:
         """What peers need to know. Everything in it is public within the fleet."""
@@ -552,6 +584,7 @@ class Judge:
             "boot": m.boot,
             "hand": m.hand,
             "limit_reached": bool(hold and hold.kind == "limit"),
+            "gpu_out": bool(hold and hold.kind == "gpu"),
             "restarts": m.total,
             "restarts_without_answer": self._recent(w.now),
         }

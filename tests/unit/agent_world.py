@@ -50,6 +50,8 @@ class Host:
         self.fails = 0  # starts that will crash
         self.open = self.gated = False  # the firewall's table is away; its gate refused the last start
         self.load = False
+        self.gpu: str | None = ""  # what takes its GPUs out
+        self.mark = ""
         self.agent_back_at = 0.0
         self.agent_starts()
 
@@ -94,7 +96,9 @@ class Host:
         api = now if self.rank and head.up and head.server and not (head.cut or self.cut) else None
         self.api = api or getattr(self, "api", None)
         room = 0 if self.full else 1 << 40
-        seen = rules.World(now, self.unit(), self.peers, self.probe, room, self.paused, self.api if self.rank else None)
+        api = self.api if self.rank else None
+        gpu = {"gpu": self.gpu, "gpu_mark": self.mark}
+        seen = rules.World(now, self.unit(), self.peers, self.probe, room, self.paused, api, **gpu)
         action = self.judge.step(seen)
         if action.kind != "none":
             self.actions.append((now, action.kind, action.reason))
