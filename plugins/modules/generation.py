@@ -35,6 +35,12 @@ options:
     description: Key of the service, written to C(ROOT/INSTANCE/secrets.env), 0600 and root's.
     type: str
     required: true
+  former_key:
+    description: A former key that the server takes beside it, written to the same file.
+    type: str
+  former_source:
+    description: With it, what the generation gets as C(gpu_fleet_former_key.py), which takes it.
+    type: str
   probe_url:
     description: Base URL of the API when this host runs the head, to ask the running server whether it takes the key.
     type: str
@@ -326,6 +332,15 @@ def keep_key(module, secrets, key_line, refused):
     return changed
 
 
+def with_former_key(p):
+    """The content of secrets.env; with a former key, what takes it becomes part of the generation."""
+    own = f"VLLM_API_KEY={p['api_key']}\n"
+    if not p["former_key"]:
+        return own
+    p["files"] = {**p["files"], "gpu_fleet_former_key.py": p["former_source"]}
+    return f"{own}GPU_FLEET_FORMER_KEY={p['former_key']}\n"
+
+
 def restart_reasons(module, generation):
     """Why the running process has to be restarted to be what is wanted."""
     unit, p = generation.unit, module.params
@@ -345,6 +360,8 @@ def restart_reasons(module, generation):
         answer = probe.request(f"{p['probe_url']}/v1/models", p["api_key"])
         if answer.status == 401:
             reasons.append("it refuses the key of vllm_service_api_keys")
+        elif p["former_key"] and probe.request(f"{p['probe_url']}/v1/models", p["former_key"]).status == 401:
+            reasons.append("it refuses the key of vllm_service_former_keys")
     return reasons
 
 
@@ -357,6 +374,8 @@ def main():
             "files": {"type": "dict", "required": True},
             "release": {"type": "path", "required": True},
             "api_key": {"type": "str", "required": True, "no_log": True},
+            "former_key": {"type": "str", "no_log": True},
+            "former_source": {"type": "str"},
             "probe_url": {"type": "str"},
             "cache": {"type": "path", "default": "/var/cache/vllm"},
             "unit_directory": {"type": "path", "default": "/etc/systemd/system"},
@@ -364,15 +383,17 @@ def main():
             "nofile": {"type": "int", "required": True},
             "memlock": {"type": "str", "default": "infinity"},
         },
+        required_together=[("former_key", "former_source")],
         supports_check_mode=True,
     )
     p = module.params
+    key_line = with_former_key(p)
     try:
         generation = Generation(module)
     except ValueError as error:
         module.fail_json(msg=f"The limit of locked memory of {p['instance']}: {error}")
     current = os.path.join(generation.home, "current")
-    secrets, key_line = os.path.join(generation.home, "secrets.env"), f"VLLM_API_KEY={p['api_key']}\n"
+    secrets = os.path.join(generation.home, "secrets.env")
     drop_in = os.path.join(p["unit_directory"], f"{units.unit_name(p['instance'])}.d", "generation.conf")
     wanted_link = os.path.join(current, "unit.conf")
     before = {name: read(os.path.join(current, name)) or "" for name in generation.files}

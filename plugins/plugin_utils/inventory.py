@@ -649,6 +649,30 @@ def _key_findings(inventory: Inventory, read_services: list[services.Service], h
                     f"{did_you_mean(name, names)}Services: {', '.join(names) or 'none; vllm_services is empty or missing'}",
                 )
             )
+    return [*found, *_former_findings(inventory, read_services, hosts, keys)]
+
+
+def _former_findings(
+    inventory: Inventory, read_services: list[services.Service], hosts: Iterable[str], keys: Mapping[str, Any]
+) -> list[Finding]:
+    """Former keys belong to a service and are others than its own; no key is part of a message."""
+    variable = "vllm_service_former_keys"
+    former, found = _same_everywhere(inventory, hosts, variable, {})
+    known = {service.name: service for service in read_services}
+    for name, key in former.items() if isinstance(former, dict) else ():
+        where, service = f"{variable}.{name}", known.get(name)
+        if service is None:
+            fix = f"{did_you_mean(name, known)}Services: {', '.join(known) or 'none'}"
+            found.append(Finding("unknown-service", where, "there is no such service", fix))
+        elif fault := _key_fault(key, "former key"):
+            found.append(Finding("weak-key", f"service {name}", fault, "Give it as it was in vllm_service_api_keys"))
+        elif key == keys.get(name):
+            fix = "Put the new key into vllm_service_api_keys, or leave the former one out"
+            found.append(Finding("former-key", f"service {name}", "its former key is its key", fix))
+        elif "middleware" in service.args or "PYTHONPATH" in service.env:
+            fix = "Leave them out while keys change: the former key is taken by a middleware, and a configuration names one"
+            message = "it has a former key, and args.middleware or env.PYTHONPATH of its own"
+            found.append(Finding("former-key", f"service {name}", message, fix))
     return found
 
 
