@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import secrets_search
 import testinfra
 import yaml
 
@@ -122,6 +123,18 @@ def wait(so, otherwise, seconds=60.0):
 def test_both_services_answer_by_the_gateway(hosts):
     wait(lambda: ask("chat") == 200 == ask("old"), "they do not serve")
     assert {"vllm@chat.0.service", "vllm@old.0.service"} <= units(hosts["gpu-01"])
+
+
+def test_no_key_is_where_others_may_read_it(hosts):
+    """After a whole run of the roles; only the engine is a stand-in."""
+    known = {
+        "chat's": KEYS["chat"],
+        "old's": "old-key-old-key-old-key-old-key-old",
+        "a client's": "client-all-client-all-client-all",
+    }
+    for name in HOSTS:
+        assert secrets_search.found_on(hosts[name], known) == [], name
+    assert secrets_search.found_here(known, secrets_search.logs()) == []
 
 
 # -- maintenance: a host rests and comes back ------------------------------------------------------------------------------
