@@ -18,6 +18,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
     bench_judge,
     bench_plan,
     hardware,
+    maintenance,
     monitoring,
 )
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import did_you_mean
@@ -53,13 +54,19 @@ def chosen(plan: Mapping[str, Any], service: str = "", replica: str = "") -> str
         if replica not in plan["replicas"]:
             hint = did_you_mean(replica, plan["replicas"])
             raise BadSetting(f"accept_replica: there is no {replica}. {hint}There are {', '.join(plan['replicas'])}")
+        if replica in maintenance.resting(plan):
+            raise BadSetting(f"accept_replica: {replica} is in maintenance (vllm_host_state)")
         return replica
     if service and service not in plan["services"]:
         hint = did_you_mean(service, plan["services"])
         raise BadSetting(f"accept_service: there is no {service}. {hint}There are {', '.join(plan['services'])}")
     if not service and len(plan["services"]) != 1:
         raise BadSetting(f"accept_service: name one of {', '.join(plan['services']) or 'no service at all'}")
-    return plan["services"][service or next(iter(plan["services"]))]["replicas"][0]
+    name = service or next(iter(plan["services"]))
+    serving = [one for one in plan["services"][name]["replicas"] if one not in maintenance.resting(plan)]
+    if not serving:
+        raise BadSetting(f"accept_service: all replicas of {name} are in maintenance (vllm_host_state)")
+    return serving[0]
 
 
 def hosts_of(of: Mapping[str, Any]) -> List[str]:

@@ -56,8 +56,15 @@ OWNED_ENV = {
         _CACHE,
     ),
 }
-# Set for the unit, too, but as a preference that nothing else goes by: a service may say otherwise.
-FREE_ENV = ("VLLM_NO_USAGE_STATS", "HF_HUB_DISABLE_TELEMETRY", "VLLM_LOGGING_COLOR", "VLLM_USE_FLASHINFER_SAMPLER")
+# Set for the unit, too, but as a preference that nothing else goes by: a service may say otherwise. PYTHONPATH is set while a former
+# key is taken alone, and refused then (plugin_utils/inventory.py).
+FREE_ENV = (
+    "VLLM_NO_USAGE_STATS",
+    "HF_HUB_DISABLE_TELEMETRY",
+    "VLLM_LOGGING_COLOR",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "PYTHONPATH",
+)
 
 
 def address(text: Any) -> Optional[str]:

@@ -16,6 +16,7 @@ import sys
 import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    bench_document,
     gateway,
     maintenance,
     monitoring,
@@ -121,6 +122,16 @@ def test_a_run_starts_and_restarts_the_others_alone():
     changed = {**shared, "restart_reasons": ["it changed"], "active": "active", "running": True}
     results = {name: [{**one, **changed} for one in all_of] for name, all_of in results.items()}
     assert [one["instance"] for one in rollout.actions(made, results)["refuse"]] == ["chat.1", "big.0", "small.1"]
+
+
+def test_an_acceptance_takes_one_that_serves():
+    made, _ = planned("gpu-01")
+    assert bench_document.chosen(made, "chat") == "chat.1"
+    with pytest.raises(bench_document.BadSetting, match="in maintenance"):
+        bench_document.chosen(made, replica="chat.0")
+    made, _ = planned("gpu-01", "gpu-02", outage=True)
+    with pytest.raises(bench_document.BadSetting, match="all replicas of chat are in maintenance"):
+        bench_document.chosen(made, "chat")
 
 
 # -- the gateway -----------------------------------------------------------------------------------------------------------
