@@ -218,6 +218,57 @@ def test_taken_away_again_it_serves_again(hosts):
     assert play(playbook=CONVERGE).changed() == 0
 
 
+# -- a GPU that fell off the bus: its rank rests, too -----------------------------------------------------------------------
+
+# On the PATH before the real one, which it is as long as there is no such file.
+KERNEL_LOG = """#!/bin/sh
+# Stand-in, made for a test: the kernel's log of a host with a GPU.
+[ -e /run/fallen ] && exec cat /run/fallen
+exec /usr/bin/journalctl "$@"
+"""
+FALLEN = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+# What the agent of a replica with GPUs is told besides (agent_config.py); this one's engine has none.
+GPUS = {"gpus": [0], "xid_out": {"79": "the GPU has fallen off the bus"}}
+
+
+def agent_of(host) -> dict:
+    program = (
+        "import json,urllib.request as r;c=json.load(open('/etc/vllm/chat.1/agent.json'));"
+        "print(r.urlopen('http://%s:%s/' % tuple(c['listen'])).read().decode())"
+    )
+    said = host.run(f'python3 -c "{program}"')
+    return json.loads(said.stdout) if said.rc == 0 else {}
+
+
+def test_a_rank_whose_gpu_fell_off_the_bus_is_not_restarted_for_ever(hosts):
+    gpu = hosts["gpu-02"]
+    write = (
+        f"import sys;open('/usr/local/bin/journalctl','w').write(bytes.fromhex('{KERNEL_LOG.encode().hex()}').decode())"
+    )
+    gpu.check_output(f'python3 -c "{write}" && chmod 0755 /usr/local/bin/journalctl')
+    told = f"c=json.load(open(p));c.update(json.loads(bytes.fromhex('{json.dumps(GPUS).encode().hex()}')))"
+    edit = f"import json;p='/etc/vllm/chat.1/agent.json';{told};json.dump(c,open(p,'w'))"
+    gpu.check_output(f'python3 -c "{edit}" && systemctl restart vllm-agent@chat.1')
+    wait(lambda: agent_of(gpu).get("active") and not agent_of(gpu)["gpu_out"], "the agent does not answer")
+    time.sleep(5)
+    said = "journalctl -u vllm-agent@chat.1 -o cat --no-pager"
+    assert "cannot be read for errors of GPUs" not in gpu.check_output(said), (
+        "its sandbox keeps the kernel's log from it"
+    )
+    gpu.check_output(f'echo "{FALLEN}" > /run/fallen')
+    wait(lambda: agent_of(gpu).get("gpu_out"), "it is not taken out", 120)
+    time.sleep(30)
+    assert state(gpu, "vllm@chat.1.service")[0] in ("inactive", "failed")
+    assert gpu.check_output(said).count("OUT: a GPU (0000:1b:00) had Xid 79 since boot") == 1
+    assert agent_of(gpu)["held"]["kind"] == "gpu" and agent_of(gpu)["restarts_without_answer"] == 0
+    assert [ask("chat") for _ in range(4)] == [200] * 4
+    gpu.check_output("systemctl start vllm@chat.1")
+    wait(lambda: at_the_gateway(hosts["gw-01"])["chat.1"] == "UP", "somebody's start is not its word")
+    gpu.check_output("rm -f /run/fallen /usr/local/bin/journalctl")
+    assert play(playbook=CONVERGE).status == 0
+    assert "gpus" not in json.loads(gpu.file("/etc/vllm/chat.1/agent.json").content_string)
+
+
 # -- what goes ----------------------------------------------------------------------------------------------------------------
 
 
