@@ -5,7 +5,8 @@ api_server.py of 0.26.0). On the command line everybody on the host could read t
 same to vLLM: up to 0.26.0 it writes all options that are not the default to its log, keys in clear (log_non_default_args; 0.32.0
 writes ***). VLLM_API_KEY takes one. So the second key comes by the environment, too, and this class, named by `--middleware`, writes
 the first in its place: vLLM adds it after its own check of keys, and what is added last is asked first (Starlette). Whoever has
-neither key meets vLLM's own refusal.
+neither key meets vLLM's own refusal. Keys are the instance's and not the generation's: a server that is started with this one again once
+the former key is gone (a crash, a way back) takes its own key alone.
 
 It runs inside of the server: standard library only, whatever Python the release has.
 """
@@ -23,13 +24,15 @@ class FormerKey:
     def __init__(self, app):
         self.app = app
         key, former = os.environ.get(KEY, ""), os.environ.get(FORMER, "")
-        if not key or not former:  # without the first, vLLM asks for none
-            raise RuntimeError(f"{KEY} and {FORMER} have to be set")
+        if not key:  # vLLM would ask for none
+            raise RuntimeError(f"{KEY} has to be set")
         self.own = f"Bearer {key}".encode("ascii")
-        self.former = hashlib.sha256(former.encode("ascii")).digest()
+        self.former = hashlib.sha256(former.encode("ascii")).digest() if former else None
 
     def is_former(self, value):
         scheme, _, told = value.partition(b" ")
+        if self.former is None:
+            return False
         return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(told).digest(), self.former)
 
     async def __call__(self, scope, receive, send):

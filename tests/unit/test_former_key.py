@@ -72,12 +72,19 @@ def test_what_is_no_request_goes_on():
     assert asked([], "lifespan") == {"type": "lifespan", "headers": []}
 
 
-@pytest.mark.parametrize("name", ["VLLM_API_KEY", "GPU_FLEET_FORMER_KEY"])
-def test_without_one_of_the_two_no_server_starts(name, monkeypatch):
-    """Without the service's own key vLLM asks for none, and would serve everybody."""
-    monkeypatch.setenv(name, "")
-    with pytest.raises(RuntimeError, match="have to be set"):
+def test_without_the_services_own_key_no_server_starts(monkeypatch):
+    """vLLM asks for none then, and would serve everybody."""
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    with pytest.raises(RuntimeError, match="VLLM_API_KEY has to be set"):
         former.FormerKey(None)
+
+
+@pytest.mark.parametrize("told", [OLD, KEY, ""])
+def test_without_a_former_key_nothing_is_one_and_the_server_starts(told, monkeypatch):
+    """A generation that takes one may be started again after the key is gone: by a crash, or by a way back."""
+    monkeypatch.delenv("GPU_FLEET_FORMER_KEY")
+    headers = [(b"authorization", b"Bearer " + told.encode())]
+    assert asked(list(headers))["headers"] == headers
 
 
 # -- the inventory ---------------------------------------------------------------------------------------------------------
