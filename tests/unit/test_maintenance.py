@@ -292,6 +292,7 @@ def run(folder, made, off=(), refusing=(), limit="all", **variables):
         env={
             **os.environ,
             "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true",  # whatever a configuration says: what was begun is counted
             "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
             "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
         },
