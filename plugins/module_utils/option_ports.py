@@ -34,12 +34,10 @@ class Listening(NamedTuple):
 def of_service(args: Mapping[str, Any], env: Mapping[str, Any], tensor: int = 1, data: int = 1) -> List[Listening]:
     """All of a server with so many tensor-parallel ranks in each of so many data-parallel ones."""
     found = list(_events(_mapping(args.get("kv-events-config")), data))
-    for connector in _connectors(_mapping(args.get("kv-transfer-config"))):
-        if connector == "MooncakeConnector":
-            first = _number(env.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP))
-            if first:
-                ports = range(first, first + (data - 1) * tensor + 1)
-                found.append(Listening("args.kv-transfer-config", ports, "the bootstrap server of Mooncake"))
+    first = _number(env.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", BOOTSTRAP))
+    if "MooncakeConnector" in connectors(args) and first:
+        ports = range(first, first + (data - 1) * tensor + 1)
+        found.append(Listening("args.kv-transfer-config", ports, "the bootstrap server of Mooncake"))
     ec = _mapping(args.get("ec-transfer-config"))
     first = _number(ec.get("ec_port", EC))
     if ec.get("ec_connector") == "ECMooncakeConnector" and first:
@@ -69,6 +67,11 @@ def _bound(endpoint: str, always: bool) -> Optional[int]:
     if not endpoint.startswith("tcp://") or not (always or "*" in endpoint or "::" in endpoint):
         return None
     return None if address in ("127.0.0.1", "localhost", "[::1]") else _number(port)
+
+
+def connectors(args: Mapping[str, Any]) -> List[str]:
+    """The connectors that move KV caches, by name."""
+    return list(_connectors(_mapping(args.get("kv-transfer-config"))))
 
 
 def _connectors(config: Mapping[str, Any]) -> Iterator[str]:

@@ -153,7 +153,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
     found.extend(_foreign_port_findings(replicas, fleet))
-    found.extend(_option_port_findings(replicas, sizes))
+    found.extend(_option_port_findings(replicas, sizes, fleet.port_layout["offsets"]["side_channel"]["span"]))
     found.extend(_maintenance_findings(replicas, fleet))
     return _plan(services, replicas, sizes, fleet), list(dict.fromkeys(found))
 
@@ -592,12 +592,19 @@ def _foreign_port_findings(replicas: Iterable[Replica], fleet: Fleet) -> List[Fi
     ]
 
 
-def _option_port_findings(replicas: Iterable[Replica], sizes: Mapping[str, Mapping[str, Any]]) -> List[Finding]:
-    """Ports that options open beside the blocks: known to nobody, or the same for two replicas on a host."""
+def _option_port_findings(
+    replicas: Iterable[Replica], sizes: Mapping[str, Mapping[str, Any]], channels: int
+) -> List[Finding]:
+    """Ports that options open beside the blocks: known to nobody, the same for two replicas on a host, or more than a block has."""
     owner: Dict[Tuple[str, int], str] = {}
     found = []
     for replica in replicas:
         size, service = sizes[replica.instance], replica.service
+        # Each data-parallel rank has one (base_scheduler.py of vLLM's connector); what is beyond the block is another replica's.
+        if size["data"] > channels and any(name.startswith("Nixl") for name in option_ports.connectors(service.args)):
+            message = f"{size['data']} data-parallel ranks each open a side channel for KV transfer, and a block has {channels} ports for them"
+            fix = f"Choose a data-parallel-size of {channels} at most, or leave kv-transfer-config out"
+            found.append(Finding("port-range", f"service {service.name}", message, fix))
         for item in option_ports.of_service(service.args, service.env, size["tensor"], size["data"]):
             where, number = f"service {service.name}", item.ports[0]
             for host in replica.hosts:

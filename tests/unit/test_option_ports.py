@@ -47,6 +47,13 @@ def test_connectors():
     assert ports({"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}) == []
 
 
+@pytest.mark.parametrize(("ranks", "said"), [(8, []), (16, ["port-range"])])
+def test_side_channels_stay_in_the_block(ranks, said):
+    nixl = "{kv_connector: NixlConnector, kv_role: kv_both}"
+    text = f"[{{name: a, model: m, hosts_per_replica: 2, args: {{data-parallel-size: {ranks}, kv-transfer-config: {nixl}}}}}]"
+    assert ids(judge(text)[1]) == said
+
+
 def test_two_replicas_on_a_host_cannot_have_the_same():
     text = "[{name: a, model: m, replicas_per_host: 2, hosts: [gpu-01], args: {kv-events-config: {enable_kv_cache_events: true}}}]"
     found = judge(text)[1]
