@@ -157,10 +157,24 @@ def keep_agent_off(instance, seconds):
 
 
 def take_over_key(home):
-    """A key that the running server refused waits beside until the start that takes it."""
-    waiting = os.path.join(home, "secrets.env.next")
+    """A key that the running server refused waits beside until the start that takes it; the one before it is kept for a way back."""
+    secrets = os.path.join(home, "secrets.env")
+    waiting, before = f"{secrets}.next", f"{secrets}.before"
+    if os.path.lexists(before):
+        os.unlink(before)  # of an earlier start, and nothing to go back to
     if os.path.exists(waiting):
-        os.rename(waiting, os.path.join(home, "secrets.env"))
+        if os.path.exists(secrets):
+            os.link(secrets, before)
+        os.rename(waiting, secrets)
+
+
+def give_back_key(home):
+    """What served before comes back with the key that it had, which is the one that gateways still send; the new one waits again."""
+    secrets = os.path.join(home, "secrets.env")
+    waiting, before = f"{secrets}.next", f"{secrets}.before"
+    if os.path.exists(before):
+        os.rename(secrets, waiting)  # its server is stopped
+        os.rename(before, secrets)
 
 
 def start(module, unit, link):
@@ -177,7 +191,10 @@ def start(module, unit, link):
     elif before and before != p["generation"]:
         point(former, os.path.join("generations", before))
     point(link, os.path.join("generations", p["generation"]))
-    take_over_key(os.path.dirname(link))
+    if p["previous"] is None:
+        take_over_key(os.path.dirname(link))
+    elif before != p["generation"]:  # else the start that is undone did not come to this host
+        give_back_key(os.path.dirname(link))
     call(module, "daemon-reload")
     if unit.sub == "auto-restart" or unit.active == "deactivating":
         # A start would only wait for the restart that is pending, or for a stop that goes on, and look like neither.

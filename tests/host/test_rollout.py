@@ -223,8 +223,13 @@ def test_a_change_that_fails_on_a_worker_takes_all_ranks_back(hosts):
     failing = services(
         chat={"seed": 5}, single={"seed": 7}, env={"STANDIN_FAIL_RANK": "1", "STANDIN_FAIL": "only on the worker"}
     )
-    run = play(vllm_services=failing, vllm_service_allow_outage=True)
+    secrets = "cat /etc/vllm/chat.0/secrets.env"
+    key = hosts["gpu-01"].check_output(secrets)
+    keys = {"chat": "vain-key-vain-key-vain-key-vain-key", "single": "single-key-single-key-single-key-si"}
+    run = play(vllm_services=failing, vllm_service_allow_outage=True, vllm_service_api_keys=keys)
     assert run.status != 0
+    assert hosts["gpu-01"].check_output(secrets) == key, "what came back takes a key that nobody has"
+    assert keys["chat"] in hosts["gpu-01"].check_output(f"{secrets}.next"), "it was no change of the key"
     assert "ValueError: only on the worker" in run.said
     assert "chat.0 serves again as before" in run.said
     for name, host in hosts.items():
