@@ -380,7 +380,7 @@ def test_a_foreign_listener_on_a_port_of_a_replica_is_named(hosts):
         hosts["gpu-02"].run("systemctl stop foreign")
 
 
-# -- no start without the table: over IPv4 again, the one that the stand-in for vLLM knows ----------------------------------
+# -- no start without the table: over IPv4 again --------------------------------------------------------------------------------
 
 
 def test_a_stranger_that_is_let_in_elsewhere(hosts, four, broken):
@@ -450,3 +450,21 @@ def test_no_rank_starts_while_the_table_is_not_loaded_and_each_does_when_it_is(h
         if host.service("vllm@single.1").is_running:
             return
     raise AssertionError("it did not start after the table was back")
+
+
+# -- and over IPv6 alone ------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_and_their_agents_meet_over_ipv6_alone(hosts):
+    status, said = play(serve=True, vllm_service_allow_outage=True, **six_only())
+    assert status == 0, said
+    head = hosts["gpu-01"]
+    ask = f"import urllib.request as u; print(u.urlopen('http://[{SIX['gpu-01']}]:8003/', timeout=5).read().decode())"
+
+    def state():
+        return json.loads(head.check_output(f'python3 -c "{ask}"'))
+
+    within(60, lambda: (state()["probe"] or {}).get("right"))
+    before = state()["answered"]
+    hosts["gpu-02"].run_expect([0], "systemctl kill --signal=KILL --kill-whom=main vllm@chat.0")
+    within(90, lambda: state()["answered"] not in ("", before))

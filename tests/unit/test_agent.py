@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
@@ -166,21 +167,25 @@ def state(**more):
     return {**made, **more}
 
 
-@pytest.fixture
-def server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+def serve(address):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+        free.bind((address, 0))
         port = free.getsockname()[1]
-    made = agent.Server(("127.0.0.1", port), [])
+    made = agent.Server((address, port), [])
     made.start()
     end = time.monotonic() + 5
     while time.monotonic() < end:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((address, port), 1).close()
             break
         except OSError:
             time.sleep(0.02)
     return made
+
+
+@pytest.fixture
+def server():
+    return serve("127.0.0.1")
 
 
 def ask(server, request=b"GET / HTTP/1.1\r\n\r\n"):
@@ -253,6 +258,16 @@ def test_a_stranger_is_not_listened_to(server):
         connection.settimeout(3)
         assert connection.recv(10) == b""
     assert server.refused
+
+
+def test_over_ipv6_alone_it_answers_those_who_may_ask():
+    server = serve("::1")
+    server.publish(state())
+    status, body = agent.get(server.listen, "/", 5.0, 1 << 20)
+    assert (status, json.loads(body)["instance"]) == (200, "chat.0")
+    server.allow = {"fd00::1"}
+    with pytest.raises((OSError, http.client.HTTPException)):
+        agent.get(server.listen, "/", 5.0, 1 << 20)
 
 
 def test_every_number_is_documented_in_the_text(server):

@@ -120,6 +120,16 @@ class Link:
         HUNG.set()
 
 
+def family(address):
+    return socket.AF_INET6 if ":" in str(address) else socket.AF_INET
+
+
+class Server(http.server.ThreadingHTTPServer):
+    def __init__(self, address):
+        self.address_family = family(address[0])
+        super().__init__(address, Handler)
+
+
 def meet(arguments):
     """Ranks hold one connection to the head's store port for as long as they live."""
     if arguments.nnodes == 1:
@@ -133,7 +143,7 @@ def meet(arguments):
                 time.sleep(0.5)
         connections[0].settimeout(None)
     else:
-        store = socket.create_server(("", arguments.master_port))
+        store = socket.create_server(("", arguments.master_port), family=family(arguments.master_addr))
         connections = [store.accept()[0] for _ in range(arguments.nnodes - 1)]
     return connections
 
@@ -176,7 +186,7 @@ def run(arguments):
     links = agree(arguments, connections)
     while arguments.headless:  # an endless wait in C would put off the signals
         time.sleep(0.5)
-    server = http.server.ThreadingHTTPServer((arguments.host, arguments.port), Handler)
+    server = Server((arguments.host, arguments.port))
     server.names, server.links = arguments.served_model_name, links
     print("stand-in ready", flush=True)
     server.serve_forever()
