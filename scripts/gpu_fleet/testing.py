@@ -7,6 +7,7 @@
     scripts/test unit -k plan    whatever pytest takes
     scripts/test long            what takes too long for every day
     scripts/test long faults --count 3    tests/long/test_faults.py, with what pytest takes
+    scripts/test --changed [REF] [--list]    lint and what stands nearest to the changes since a commit, HEAD; or only which that is
 
 The last line is `N passed, M failed`: tests where a step runs tests (pytest counts them), the step itself where not.
 Exit status 0 only when all is well; 2 when used wrongly. Labs are removed whatever happens. Logs: .cache/logs/test.
@@ -14,8 +15,10 @@ Exit status 0 only when all is well; 2 when used wrongly. Labs are removed whate
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -156,19 +159,90 @@ def refuse_names(tier: str, names: list[str]) -> None:
         raise Usage(f"the tier {tier} takes no name ({' '.join(names)})")
 
 
+# -- what is changed --------------------------------------------------------------------------------------------------------
+
+
+def changes(ref: str) -> list[str]:
+    """Files that differ from a commit, those that went away and new ones among them."""
+    if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
+        raise Usage(f"there is no commit {ref} in this checkout")
+    differ = _git("diff", "--name-only", "--no-renames", ref) or []
+    return sorted({*differ, *(_git("ls-files", "--others", "--exclude-standard") or [])})
+
+
+def texts() -> dict[str, str]:
+    """Every file of the repository that is text, by its path."""
+    found = {}
+    for name in _git("ls-files", "--cached", "--others", "--exclude-standard") or []:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found[name] = (ROOT / name).read_text(encoding="utf-8")
+    return found
+
+
+def _git(*words: str) -> list[str] | None:
+    """Names that git tells; None where it fails."""
+    command, *rest = words
+    names = ["-z"] if command != "rev-parse" else []
+    done = subprocess.run(["git", command, *names, *rest], cwd=ROOT, capture_output=True, text=True, check=False)
+    return [name for name in done.stdout.split("\0") if name] if done.returncode == 0 else None
+
+
+def changed_only(words: list[str]) -> tuple[str, bool]:
+    """The commit to compare with, and whether to list only."""
+    refs = [word for word in words if not word.startswith("-")]
+    if len(refs) > 1 or set(words) - {*refs, "--list"}:
+        raise Usage(f"--changed takes a commit and --list ({' '.join(words)})")
+    return (refs[0] if refs else "HEAD"), "--list" in words
+
+
+def nearest(runner: Runner, ref: str, differ: list[str]) -> list[tuple[str, list[str]]]:
+    """Tiers with their names for these changes, told before they run."""
+    from gpu_fleet import changed, endtoend
+
+    found = changed.choose(differ, texts())
+    if found.everything:
+        runner.console.print(f"{found.everything}: all that runs daily", markup=False, soft_wrap=True)
+        return [(tier, []) for tier in DAILY]
+    by_name = dict.fromkeys(endtoend.SCENARIOS, "e2e") | dict.fromkeys(HEAVY, "lab")
+    now = [name for name in found.scenarios if name not in by_name and name != "demo"]
+    chosen = [
+        ("lint", []),
+        ("unit", list(found.unit)),
+        ("lab", now),
+        ("e2e", ["demo"] if "demo" in found.scenarios else []),
+    ]
+    chosen = [(tier, names) for tier, names in chosen if names or tier == "lint"]
+    runner.console.print(f"{len(differ)} files are changed since {ref}; nearest to them:", markup=False, soft_wrap=True)
+    for tier, names in chosen:
+        runner.console.print(f"  {tier:<5} {' '.join(names)}", markup=False, soft_wrap=True)
+    for name in found.scenarios:
+        if name in by_name:
+            runner.console.print(
+                f"  takes longer, by name: scripts/test {by_name[name]} {name}", markup=False, soft_wrap=True
+            )
+    return chosen
+
+
 RUN: dict[str, Callable[[Runner, list[str]], None]] = {"lint": lint, "unit": unit, "lab": lab, "e2e": e2e, "long": long}
 
 
 # -- the program ----------------------------------------------------------------------------------------------------------
 
 
-def chosen(arguments: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """The tiers to run and the names for the one that was named."""
+def chosen(runner: Runner, arguments: list[str]) -> list[tuple[str, list[str]]]:
+    """The tiers to run, each with its names."""
     if not arguments:
-        return DAILY, []
+        return [(tier, []) for tier in DAILY]
+    if arguments[0] == "--changed":
+        ref, only_list = changed_only(arguments[1:])
+        differ = changes(ref)
+        if not differ:
+            runner.console.print(f"nothing is changed since {ref}", markup=False)
+        found = nearest(runner, ref, differ) if differ else []
+        return [] if only_list else found
     if arguments[0] not in TIERS:
-        raise Usage(f"'{arguments[0]}' is no tier; scripts/test [{'|'.join(TIERS)}] [NAME]")
-    return (arguments[0],), arguments[1:]
+        raise Usage(f"'{arguments[0]}' is no tier; scripts/test [{'|'.join(TIERS)}] [NAME], or --changed [REF]")
+    return [(arguments[0], arguments[1:])]
 
 
 def totals(steps: Iterable[Step]) -> tuple[int, int]:
@@ -183,24 +257,26 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     runner = Runner(LOGS / "test")
     try:
-        tiers, names = chosen(arguments)
+        plan = chosen(runner, arguments)
     except Usage as error:
         runner.console.print(f"test: {error}", markup=False)
         return 2
+    if not plan:
+        return 0
     with open(runner.folder / ".lock", "w", encoding="utf-8") as lock, interruptible():
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             runner.console.print("test: another scripts/test runs in this checkout; wait for it or end it")
             return 2
-        return _run(runner, tiers, names)
+        return _run(runner, plan)
 
 
-def _run(runner: Runner, tiers: tuple[str, ...], names: list[str]) -> int:
+def _run(runner: Runner, plan: list[tuple[str, list[str]]]) -> int:
     began = time.monotonic()
     interrupted = False
     try:
-        for tier in tiers:
+        for tier, names in plan:
             runner.console.print(f"[bold]{tier}[/bold]")
             RUN[tier](runner, names)
     except Usage as error:
