@@ -132,7 +132,8 @@ class Wheelhouse:
                 say(f"another run is filling {self.folder}; waiting for it")
                 flock(handle, LOCK_EX)
             for left in self.folder.glob(f"{_PART}*"):
-                shutil.rmtree(left)
+                # A pip that outlives its run by a moment still takes things away there; what stays goes the next time.
+                shutil.rmtree(left, ignore_errors=True)
             self.load()
             yield
 

@@ -61,7 +61,8 @@ def watching(terminal, *arguments):
     if terminal:
         fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 150, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpu_fleet.cli", "status", "--watch", "1", *arguments],
+        # Tests in the background of a shell are deaf to Ctrl-C, and what they start inherits that.
+        ["env", "--default-signal=INT", sys.executable, "-m", "gpu_fleet.cli", "status", "--watch", "1", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=writer,
         stderr=subprocess.STDOUT,

@@ -1,11 +1,13 @@
 """The controller's wheelhouse: exactly the lock's wheels, proved, in spite of damage, interruption and company."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import tiny
@@ -115,6 +117,16 @@ def open_once_read(fifo, process):
     return pytest.fail(f"nothing read {fifo}: {process.communicate()[0]}")
 
 
+def at_work(group):
+    """Whether a process of a process group still runs (5: its group, 3: its state, proc(5))."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
+
+
 def test_a_killed_run_leaves_nothing_that_the_next_minds(lock, house, tmp_path):
     wheel = tmp_path / "source" / "wheels" / lock.wheels[0].filename
     kept = wheel.rename(tmp_path / wheel.name)
@@ -123,6 +135,8 @@ def test_a_killed_run_leaves_nothing_that_the_next_minds(lock, house, tmp_path):
     end = open_once_read(wheel, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+    while at_work(process.pid):  # a pip of the run may be for a moment more
+        time.sleep(0.01)
     os.close(end)
     assert list(house.glob(".part-*"))
     kept.replace(wheel)
