@@ -42,6 +42,8 @@ HEAVY = (
     "teardown",
 )
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+# Files go whole to a worker, so that what a module makes once is made once; eight are as many as are worth their start.
+EVERY_CORE = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 
 
 class Usage(Exception):
@@ -99,7 +101,7 @@ def lint(runner: Runner, names: list[str]) -> None:
 
 
 def unit(runner: Runner, names: list[str]) -> None:
-    runner.run("unit", [*PYTEST, *(names or ["tests/unit"])], timeout=600)
+    runner.run("unit", [*PYTEST, *EVERY_CORE, *(names or ["tests/unit"])], timeout=600)
 
 
 def lab(runner: Runner, names: list[str]) -> None:
