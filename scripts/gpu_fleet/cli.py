@@ -25,7 +25,7 @@ from gpu_fleet import (
     cli_topology,
 )
 from gpu_fleet.places import NoCollection
-from gpu_fleet.verbs import Check, Inventory, Json, Limit, Verbs, call, finish, run
+from gpu_fleet.verbs import Check, Inventory, Json, Limit, Profile, Verbs, call, finish, run
 
 COMPLETE = "_FLEET_COMPLETE"  # set by the shell that asks for words
 
@@ -55,51 +55,57 @@ cli_plan.register(app)
 
 
 @app.command()
-def deploy(inventory: Inventory, limit: Limit = None, check: Check = False, json_: Json = False) -> None:
+def deploy(
+    inventory: Inventory, limit: Limit = None, check: Check = False, profile: Profile = False, json_: Json = False
+) -> None:
     """From bare hosts to services that answer; a second run changes nothing."""
     from gpu_fleet import api
 
     outcome = call(api.deploy, json_, inventory, limit, check=check)
     changes = ", ".join(f"{host} {count}" for host, count in outcome.changed.items())
-    finish(outcome, json_, "\n".join([*outcome.summary, f"changes: {changes}"]))
+    finish(outcome, json_, "\n".join([*outcome.summary, f"changes: {changes}"]), profile)
 
 
 @app.command()
-def verify(inventory: Inventory, limit: Limit = None, json_: Json = False) -> None:
+def verify(inventory: Inventory, limit: Limit = None, profile: Profile = False, json_: Json = False) -> None:
     """Look at everything again, weights hashed, and say what differs; exit status 1 when something does."""
     from gpu_fleet import api
 
-    finish(call(api.verify, json_, inventory, limit), json_, "everything is as it should be")
+    finish(call(api.verify, json_, inventory, limit), json_, "everything is as it should be", profile)
 
 
 @app.command()
 def upgrade(
     inventory: Inventory,
     to: Annotated[str, typer.Option("--to", help="Release of vLLM, such as 0.32.0 (docs/releases.md).")],
+    *,
     limit: Limit = None,
     check: Check = False,
+    profile: Profile = False,
     json_: Json = False,
 ) -> None:
     """Another release of vLLM, one replica after the other; what goes wrong goes back, and the run stops (docs/change.md)."""
     from gpu_fleet import api
 
     outcome = call(api.upgrade, json_, inventory, to, limit, check=check)
-    finish(outcome, json_, "\n".join(outcome.summary))
+    finish(outcome, json_, "\n".join(outcome.summary), profile)
 
 
 @app.command()
 def rollback(
     inventory: Inventory,
     service: Annotated[str, typer.Option("--service", help="This service only.")] = "",
+    *,
     limit: Limit = None,
     check: Check = False,
+    profile: Profile = False,
     json_: Json = False,
 ) -> None:
     """Back to what each replica ran before its last change, whole, one replica after the other (docs/change.md)."""
     from gpu_fleet import api
 
     outcome = call(api.rollback, json_, inventory, service, limit, check=check)
-    finish(outcome, json_, "\n".join(outcome.summary))
+    finish(outcome, json_, "\n".join(outcome.summary), profile)
 
 
 cli_drain.register(app, run, finish)

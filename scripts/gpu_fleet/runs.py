@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu_fleet import events, kept, remedies
+from gpu_fleet import events, kept, remedies, timing
 from gpu_fleet.domain import COLLECTION, COLLECTIONS
 from gpu_fleet.events import Event
 
@@ -58,6 +58,7 @@ class FleetResult:
     hosts        what role gpu_topology published, by host
     left_over    instances that a host has and the inventory does not name there, by host, where hosts were asked
     stages       seconds by host and stage
+    times        tasks and what each took (timing.py), longest first; also in the folder's profile.json
     seconds      in all
     folder       where the logs are (kept.py)
     """
@@ -75,6 +76,7 @@ class FleetResult:
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_over: dict[str, list[str]] = field(default_factory=dict)
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
+    times: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     folder: Path | None = None
 
@@ -332,7 +334,7 @@ def _play(
 ) -> FleetResult:
     import ansible_runner
 
-    result, progress = FleetResult(folder=folder), events.Progress()
+    result, progress, times = FleetResult(folder=folder), events.Progress(), timing.Timing()
     raised: list[BaseException] = []
     ending = _Ending(lambda: bool(raised) or cancel())
 
@@ -341,6 +343,7 @@ def _play(
         event = events.read(raw)
         _read(result, event)
         progress.take(event)
+        times.take(event)
         if on_event and not raised:
             try:
                 on_event(event)
@@ -371,6 +374,8 @@ def _play(
     result.interrupted = ending.since is not None and bool(result.status)
     result.seconds = time.monotonic() - began
     result.stages = {name: dict(host.stages) for name, host in progress.hosts.items() if host.stages}
+    result.times = times.as_dict()
+    kept.write(folder / "profile.json", result.times)
     if not result.status:
         result.failures = []  # a playbook answered them itself
     elif not (result.failures or result.unreachable or result.interrupted):

@@ -25,6 +25,7 @@ Inventory = Annotated[
 ]
 Limit = Annotated[str | None, typer.Option("--limit", help="Only these hosts, as ansible-playbook --limit takes them.")]
 Check = Annotated[bool, typer.Option("--check", help="Say what would change, change nothing.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Say at the end where the time went, by stage and task.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else.")]
 
 # What every verb that asks hosts takes besides: name, type, default.
@@ -265,11 +266,15 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def finish(outcome: FleetResult, as_json: bool, text: str) -> NoReturn:
-    """Print the outcome and leave with its status."""
+def finish(outcome: FleetResult, as_json: bool, text: str, profile: bool = False) -> NoReturn:
+    """Print the outcome, with profile also where its time went, and leave with its status."""
     if as_json:
-        typer.echo(json.dumps(outcome.as_dict(), indent=1))
+        typer.echo(json.dumps({**outcome.as_dict(), **({"profile": outcome.times} if profile else {})}, indent=1))
     else:
+        if profile and outcome.times:
+            from gpu_fleet import timing
+
+            typer.echo("\n".join(timing.lines(outcome.times)), err=True)
         complain(outcome)
         if not outcome.exit_status and text:
             typer.echo(text)
