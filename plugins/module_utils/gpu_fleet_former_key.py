@@ -11,9 +11,12 @@ the former key is gone (a crash, a way back) takes its own key alone.
 It runs inside of the server: standard library only, whatever Python the release has.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import os
+from typing import Any
 
 KEY, FORMER = "VLLM_API_KEY", "GPU_FLEET_FORMER_KEY"
 
@@ -21,7 +24,7 @@ KEY, FORMER = "VLLM_API_KEY", "GPU_FLEET_FORMER_KEY"
 class FormerKey:
     """An ASGI application around another one."""
 
-    def __init__(self, app):
+    def __init__(self, app: Any) -> None:
         self.app = app
         key, former = os.environ.get(KEY, ""), os.environ.get(FORMER, "")
         if not key:  # vLLM would ask for none
@@ -29,13 +32,13 @@ class FormerKey:
         self.own = f"Bearer {key}".encode("ascii")
         self.former = hashlib.sha256(former.encode("ascii")).digest() if former else None
 
-    def is_former(self, value):
+    def is_former(self, value: bytes) -> bool:
         scheme, _, told = value.partition(b" ")
         if self.former is None:
             return False
         return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(told).digest(), self.former)
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] in ("http", "websocket"):
             told = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
             if len(told) == 1 and self.is_former(told[0]):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 COLLECTION = "gpu_fleet.vllm"
 # Of these every test depends, or every scenario.
 EVERY_TEST = re.compile(
-    r"ansible\.cfg|requirements\.txt|scripts/(bootstrap|test)|scripts/gpu_fleet/(steps|testing|changed)\.py|tests/unit/conftest\.py"
+    r"ansible\.cfg|requirements\.txt|scripts/(bootstrap|test)|scripts/gpu_fleet/(steps|testing)\.py|tests/unit/conftest\.py"
 )
 EVERY_SCENARIO = re.compile(r"molecule/shared/.*|tests/host/conftest\.py|\.config/molecule/.*")
 # Tests that look at whole folders, by what is in them.

@@ -398,6 +398,35 @@ def _blanks(sentence: str) -> str:
     )
 
 
+def changelog() -> str:
+    """What users notice, by version: of the next one from changelogs/fragments, of released ones as antsibull-changelog keeps them."""
+    folder = ROOT / "changelogs"
+    sections = yaml.safe_load((folder / "config.yaml").read_text())["sections"]
+    out = NOTE.format(source="changelogs/fragments") + "# Changelog\n"
+    coming: dict[str, Any] = {}
+    for path in sorted((folder / "fragments").glob("*.yml")):
+        for name, entries in yaml.safe_load(path.read_text()).items():
+            coming.setdefault(name, []).extend(entries)
+    if coming:
+        version = yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"]
+        out += f"\n## {version} (not released)\n" + _changes(coming, sections)
+    kept = folder / "changelog.yaml"
+    releases = yaml.safe_load(kept.read_text())["releases"] if kept.exists() else {}
+    for version in sorted(releases, key=lambda text: tuple(map(int, text.split("."))), reverse=True):
+        release = releases[version]
+        out += f"\n## {version} ({release['release_date']})\n" + _changes(release.get("changes", {}), sections)
+    return out
+
+
+def _changes(entries: dict[str, Any], sections: list[list[str]]) -> str:
+    """Entries are reStructuredText, as antsibull-changelog wants them."""
+    out = f"\n{text(entries['release_summary'])}\n" if "release_summary" in entries else ""
+    for name, title in sections:
+        if name in entries:
+            out += f"\n### {title}\n\n" + "".join(f"- {text(entry)}\n" for entry in entries[name])
+    return out.replace("``", "`")
+
+
 def documents() -> dict[pathlib.Path, str]:
     made = {
         folder / "README.md": role(folder)
@@ -405,6 +434,7 @@ def documents() -> dict[pathlib.Path, str]:
         if (folder / "meta/argument_specs.yml").exists()
     }
     return made | {
+        ROOT / "CHANGELOG.md": changelog(),
         ROOT / "docs/ports.md": ports(),
         ROOT / "docs/services.md": services(),
         ROOT / "docs/inventory.md": inventory(),

@@ -80,9 +80,10 @@ def scenarios() -> list[str]:
 
 
 def shell_scripts() -> list[str]:
-    """Scripts of the repository that bash runs."""
-    files = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).glob("*") if path.is_file()]
-    return sorted(str(path) for path in files if path.read_bytes().startswith((b"#!/usr/bin/env bash", b"#!/bin/bash")))
+    """Scripts of the repository that a shell runs; some are programs that a host of a test gets."""
+    folders = (".ci", "scripts", "tests/driver_repository")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file() and not path.suffix]
+    return sorted(str(path) for path in files if re.match(rb"#!\S*(/| )(ba)?sh\n", path.read_bytes()[:40]))
 
 
 def lint(runner: Runner, names: list[str]) -> None:
@@ -92,7 +93,10 @@ def lint(runner: Runner, names: list[str]) -> None:
         "ruff format": ["ruff", "format", "--check", "."],
         "yamllint": ["yamllint", "--strict", "."],
         "ansible-lint": ["ansible-lint", "--offline", "--strict"],
+        "mypy": ["mypy"],
         "shell syntax": ["bash", "-n", *shell_scripts()],
+        "shellcheck": ["shellcheck", *shell_scripts()],
+        "changelog": ["antsibull-changelog", "lint"],
         "site.yml -i prod": ["ansible-playbook", "site.yml", "-i", "prod", "--syntax-check"],
         "validate -i prod": ["ansible-playbook", "playbooks/validate.yml", "-i", "prod"],
     }
