@@ -231,7 +231,6 @@ def doctor(inventory: Inventory, since: str = "") -> dict[str, Any]:
     from gpu_fleet import collect
 
     case = collect.collect(Path(inventory), since)
-    if case.outcome.refused or not case.evidence:
-        said = [*(failure.message for failure in case.outcome.failures), *case.outcome.why_unreachable.values()]
-        raise ValueError("\n".join(said))
+    if case.silence or not case.evidence:
+        raise ValueError("\n".join(case.silence))
     return collect.examine(case)

@@ -43,8 +43,8 @@ def bundle(
     except FileNotFoundError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    if case.outcome.refused or not case.evidence:
-        for line in [*(f.message for f in case.outcome.failures), *case.outcome.why_unreachable.values()]:
+    if case.silence or not case.evidence:
+        for line in case.silence:
             typer.echo(line, err=True)
         raise typer.Exit(2)
     versions = {"gpu_fleet.vllm": domain.version(), "ansible-core": version("ansible-core")}

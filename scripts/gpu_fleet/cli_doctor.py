@@ -105,12 +105,8 @@ def _fleet(inventory: Path, since: str) -> dict[str, Any]:
         case = collect.collect(inventory, since)
     except FileNotFoundError as error:
         _stop(str(error))
-    if case.outcome.refused:
-        _stop("\n".join(failure.message for failure in case.outcome.failures))
-    if not case.evidence:
-        _stop(
-            "\n".join([*(f.message for f in case.outcome.failures), *map(str, case.outcome.why_unreachable.values())])
-        )
+    if case.silence or not case.evidence:
+        _stop("\n".join(case.silence))
     return collect.examine(case)
 
 

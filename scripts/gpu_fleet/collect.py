@@ -21,6 +21,16 @@ class Case:
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: dict[str, tuple[float, float]] = field(default_factory=dict)
 
+    @property
+    def silence(self) -> list[str]:
+        """Why there is nothing to look at, host by host; empty when somebody answered."""
+        if self.outcome.refused:
+            return [failure.message for failure in self.outcome.failures]
+        if self.evidence:
+            return []
+        failed = [f"{failure.host}: {failure.message}" for failure in self.outcome.failures]
+        return [*failed, *(f"{host}: not reached. {said}" for host, said in self.outcome.why_unreachable.items())]
+
 
 def collect(
     inventory: Path, since: str = "", limit: str | None = None, on_event: Callable[[Event], None] | None = None

@@ -6,7 +6,7 @@ import tarfile
 import conftest  # noqa: F401  makes scripts/gpu_fleet importable
 import pytest
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import evidence, redact
-from gpu_fleet import bundle, collect
+from gpu_fleet import api, bundle, collect, runs
 from gpu_fleet.cli import app
 from test_evidence import case, line
 from typer.testing import CliRunner
@@ -111,3 +111,25 @@ def test_it_replaces_no_file(tmp_path):
 
 def test_an_inventory_that_is_not_there(tmp_path):
     assert CliRunner().invoke(app, ["bundle", "-i", "/absent", "--into", str(tmp_path / "x.tar.gz")]).exit_code == 2
+
+
+@pytest.mark.parametrize("verb", ["bundle", "doctor"])
+def test_hosts_that_were_not_reached_are_named(monkeypatch, tmp_path, verb):
+    why = {"gpu-01": "Connection refused", "gpu-02": "Connection refused"}
+    outcome = runs.FleetResult(
+        status=4,
+        failures=[runs.Failure("gpu-03", "Look", "its disk is full")],
+        unreachable=list(why),
+        why_unreachable=why,
+    )
+    monkeypatch.setattr(collect, "collect", lambda *_: collect.Case(outcome))
+    more = ["--into", str(tmp_path / "case.tar.gz")] if verb == "bundle" else []
+    done = CliRunner().invoke(app, [verb, "-i", str(tmp_path), *more])
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [
+        "gpu-03: its disk is full",
+        "gpu-01: not reached. Connection refused",
+        "gpu-02: not reached. Connection refused",
+    ]
+    with pytest.raises(ValueError, match="gpu-02: not reached"):
+        api.doctor(tmp_path)
