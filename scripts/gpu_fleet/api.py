@@ -21,12 +21,15 @@ __all__ = [
     "Failure",
     "FleetResult",
     "Given",
+    "bench",
+    "bundle",
     "deploy",
     "doctor",
     "drain",
     "mirror",
     "plan",
     "play",
+    "report",
     "rollback",
     "status",
     "teardown",
@@ -234,3 +237,61 @@ def doctor(inventory: Inventory, since: str = "") -> dict[str, Any]:
     if case.silence or not case.evidence:
         raise ValueError("\n".join(case.silence))
     return collect.examine(case)
+
+
+def bundle(inventory: Inventory, into: Inventory, since: str = "") -> FleetResult:
+    """Journals, plans, topology, state and the doctor's findings of every host in the archive `into`, secrets and addresses replaced.
+
+    Hosts that were not reached are in `unreachable`; the archive has the others. Raises FileExistsError when there is such a file,
+    FileNotFoundError without such an inventory, and ValueError when it is refused or no host answered.
+    """
+    from gpu_fleet import archive as maker
+    from gpu_fleet import collect
+
+    path = Path(into)
+    if path.exists():
+        raise FileExistsError(f"{path} is there already")
+    case = collect.collect(Path(inventory), since)
+    if case.silence or not case.evidence:
+        raise ValueError("\n".join(case.silence))
+    maker.write(path, maker.of(case))
+    return case.outcome
+
+
+def bench(inventory: Inventory, service: str = "", **options: Unpack[Options]) -> FleetResult:
+    """Measure a service under load and judge it (docs/acceptance.md); the run, as it is kept, is in `acceptance`.
+
+    What is measured, and how, are the inventory's variables accept_..., or `variables`. A verdict that fails makes the status 1.
+    """
+    from gpu_fleet import acceptances
+
+    kept: list[Path] = []
+    watch = options.get("on_event")
+
+    def seen(event: Event) -> None:
+        written = acceptances.kept_by(event)
+        if written:
+            kept.append(written)
+        if watch:
+            watch(event)
+
+    own = {"accept_service": service} if service else {}
+    options = _with(options, **own)
+    options["on_event"] = seen
+    result = play("accept", inventory, **options)
+    result.acceptance = acceptances.read(kept[-1]) if kept else None
+    return result
+
+
+def report(source: Inventory, against: Inventory | None = None) -> str:
+    """The page of a kept run (its JSON file), or of the last one of an inventory, as HTML; against another run instead of the one before.
+
+    Raises ValueError when there is no such run.
+    """
+    from gpu_fleet import acceptances
+    from gpu_fleet import report_page as maker
+
+    path = Path(source)
+    if path.suffix != ".json":
+        path = acceptances.last(acceptances.folder(path))
+    return maker.page(acceptances.compared(acceptances.read(path), Path(against) if against else None))

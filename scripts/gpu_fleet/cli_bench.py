@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 WAITING = "Wait for the runs"
-KEPT = "Keep the document, and what the capacity table reads"
 
 
 def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., NoReturn]) -> None:
@@ -79,12 +78,14 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
             "rebase": rebase,
             "requests_per_second": peak,
         }
+        from gpu_fleet import acceptances
+
         # What is not said here is the inventory's to say.
         given = {f"accept_{name}": value for name, value in settings.items() if value}
         outcome, run_file = _measure(partial(run, "accept", inventory, True, variables=given), quiet=json_)
         if run_file is None:
             finish(outcome, json_, "")
-        told = _read(run_file)
+        told = acceptances.read(run_file)
         page = _write_page(run_file.parent, told)
         if json_:
             typer.echo(json.dumps(told, indent=1))
@@ -118,12 +119,13 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
         """The page of an acceptance: written, opened, or served. Exit status 2: there is no such run."""
         if (source is None) == (inventory is None):
             _stop("give a run (a JSON file) or an inventory (-i), one of them")
-        path = source or _last(_folder(inventory), service)
-        told = _read(path)
-        if against is not None:
-            from gpu_fleet.domain import module_util
+        from gpu_fleet import acceptances
 
-            told["differences"] = module_util("bench_compare").compare(_read(against), told)
+        try:
+            path = source or acceptances.last(acceptances.folder(inventory or Path()), service)
+            told = acceptances.compared(acceptances.read(path), against)
+        except ValueError as error:
+            _stop(str(error))
         if json_:
             typer.echo(json.dumps(told, indent=1))
             raise typer.Exit(0)
@@ -175,7 +177,9 @@ def _stop(message: str) -> NoReturn:
 
 
 def _note(inventory: Path, service: str) -> Path:
-    return _folder(inventory).resolve() / service / "tuning.json"
+    from gpu_fleet import acceptances
+
+    return acceptances.folder(inventory).resolve() / service / "tuning.json"
 
 
 def _tuning(run: Callable[..., Any], inventory: Path, service: str, as_json: bool, **more: Any) -> Any:
@@ -323,35 +327,12 @@ def _host_variables(inventory: Path, host: str) -> dict[str, Any]:
     }
 
 
-def _folder(inventory: Path | None) -> Path:
-    """Where playbooks/accept.yml keeps runs: beside the inventory, as Ansible's inventory_dir has it."""
-    assert inventory is not None
-    return (inventory if inventory.is_dir() else inventory.parent) / ".acceptance"
-
-
-def _last(folder: Path, service: str) -> Path:
-    runs = sorted(folder.glob(f"{service or '*'}/*Z.json"), key=lambda path: path.name)
-    if not runs:
-        _stop(f"{folder} has no run{f' of {service}' if service else ''}; scripts/fleet bench makes one")
-    return runs[-1]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        _stop(f"{path}: {error}")
-    if not isinstance(told, dict) or not {"verdicts", "points", "knee"} <= set(told):
-        _stop(f"{path} is no acceptance; scripts/fleet bench writes one")
-    return told
-
-
 def _write_page(folder: Path, told: dict[str, Any], out: Path | None = None) -> Path:
-    from gpu_fleet import report
+    from gpu_fleet import report_page
 
     path = out or folder / f"{told['name']}.html"
     try:
-        path.write_text(report.page(told), encoding="utf-8")
+        path.write_text(report_page.page(told), encoding="utf-8")
     except OSError as error:
         _stop(f"{path}: {error.strerror}")
     return path
@@ -362,6 +343,8 @@ def _measure(run: Callable[..., Any], quiet: bool) -> tuple[Any, Path | None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from gpu_fleet import acceptances
+
     kept: list[Path] = []
     console = Console(stderr=True, quiet=quiet)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"))
@@ -369,11 +352,11 @@ def _measure(run: Callable[..., Any], quiet: bool) -> tuple[Any, Path | None]:
         shown = bar.add_task("getting ready", total=1)
 
         def watch(event: Any) -> None:
-            told = (event.raw.get("event_data") or {}).get("res") or {}
-            if event.task == KEPT and str(told.get("dest", "")).endswith(".json"):
-                kept.append(Path(told["dest"]))
+            written = acceptances.kept_by(event)
+            if written:
+                kept.append(written)
             elif event.task == WAITING:
-                state = progress(told)
+                state = progress((event.raw.get("event_data") or {}).get("res") or {})
                 if state:
                     bar.update(shown, description=state[0], completed=state[1], total=state[2])
             elif event.kind == "task":

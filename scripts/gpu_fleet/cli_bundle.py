@@ -29,10 +29,8 @@ def bundle(
 
     Exit status 1: a host was not reached (the archive has the others). 2: used wrongly, refused, or nobody answered.
     """
-    from importlib.metadata import version
-
-    from gpu_fleet import bundle as maker
-    from gpu_fleet import collect, domain
+    from gpu_fleet import archive as maker
+    from gpu_fleet import collect
 
     path = into or Path(f"fleet-case-{time.strftime('%Y-%m-%d-%H%M%S')}.tar.gz")
     if path.exists():
@@ -47,8 +45,7 @@ def bundle(
         for line in case.silence:
             typer.echo(line, err=True)
         raise typer.Exit(2)
-    versions = {"gpu_fleet.vllm": domain.version(), "ansible-core": version("ansible-core")}
-    files = maker.contents(case, collect.examine(case), versions)
+    files = maker.of(case)
     try:
         maker.write(path, files)
     except OSError as error:

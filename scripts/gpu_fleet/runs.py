@@ -61,6 +61,7 @@ class FleetResult:
     times        tasks and what each took (timing.py), longest first; also in the folder's profile.json
     seconds      in all
     folder       where the logs are (kept.py)
+    acceptance   the run of `bench`, as it is kept beside the inventory
     """
 
     status: int = 0
@@ -79,6 +80,7 @@ class FleetResult:
     times: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     folder: Path | None = None
+    acceptance: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:

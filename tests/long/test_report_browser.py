@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "collections"), str(ROOT / "tests" / "unit")]
 
 from browser import Browser  # noqa: E402
-from gpu_fleet import report  # noqa: E402
+from gpu_fleet import report_page as report  # noqa: E402
 from report_world import compared, documents  # noqa: E402
 
 KEPT = ROOT / ".cache" / "logs" / "report"

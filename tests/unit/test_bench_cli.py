@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 import yaml
 from conftest import REPOSITORY
-from gpu_fleet import api, cli_bench
+from gpu_fleet import acceptances, api, cli_bench
 from gpu_fleet.cli import app
 from gpu_fleet.runs import FleetResult
 from report_world import compared, documents
@@ -100,12 +100,12 @@ def played(monkeypatch, folder, outcome="pass"):
     """A run of the playbook that is none: it leaves a document where the playbook would."""
     asked = []
 
-    def play(playbook, inventory, limit=None, *, check=False, on_event, variables, cancel):
+    def play(playbook, inventory, limit=None, *, check=False, on_event, variables, cancel=None):
         asked.append((playbook, variables))
         run = folder / "2026-11-30T10-00-00Z.json"
         run.write_text(json.dumps({**documents()[0], "name": "2026-11-30T10-00-00Z", "outcome": outcome}))
         event = type(
-            "Event", (), {"task": cli_bench.KEPT, "kind": "other", "raw": {"event_data": {"res": {"dest": str(run)}}}}
+            "Event", (), {"task": acceptances.KEPT, "kind": "other", "raw": {"event_data": {"res": {"dest": str(run)}}}}
         )
         on_event(event)
         return FleetResult(status=int(outcome == "fail"))
@@ -138,10 +138,22 @@ def test_a_verdict_that_fails_is_the_exit_status(monkeypatch, tmp_path):
     assert done.exit_code == 1 and json.loads(done.stdout)["outcome"] == "fail"
 
 
+def test_the_same_from_python(monkeypatch, tmp_path, inventory):
+    asked, seen = played(monkeypatch, tmp_path, "fail"), []
+    result = api.bench(tmp_path, "chat", variables={"accept_rates": [2.5]}, on_event=seen.append)
+    assert asked == [("accept", {"accept_rates": [2.5], "accept_service": "chat"})]
+    assert (result.exit_status, result.acceptance["outcome"], len(seen)) == (1, "fail", 1)
+    last = inventory / ".acceptance/chat/2026-11-30T11-00-00Z.json"
+    assert api.report(inventory) == api.report(last)
+    assert api.report(last, inventory / ".acceptance/chat/2026-11-30T10-00-00Z.json").startswith("<!DOCTYPE html>")
+    with pytest.raises(ValueError, match="has no run"):
+        api.report(tmp_path / "nowhere")
+
+
 def test_the_playbooks_tasks_are_called_as_the_verb_thinks():
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "accept.yml").read_text())
     text = json.dumps(plays)
-    assert f'"name": "{cli_bench.WAITING}"' in text and f'"name": "{cli_bench.KEPT}"' in text
+    assert f'"name": "{cli_bench.WAITING}"' in text and f'"name": "{acceptances.KEPT}"' in text
 
 
 def test_the_programs_that_travel_start_under_the_systems_python(tmp_path):

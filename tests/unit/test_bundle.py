@@ -6,7 +6,7 @@ import tarfile
 import conftest  # noqa: F401  makes scripts/gpu_fleet importable
 import pytest
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import evidence, redact
-from gpu_fleet import api, bundle, collect, runs
+from gpu_fleet import api, archive, collect, runs
 from gpu_fleet.cli import app
 from test_evidence import case, line
 from typer.testing import CliRunner
@@ -66,7 +66,7 @@ def test_prompts_go():
     assert told == "Received request cmpl-1: prompt: [prompt], params: SamplingParams(n=1)"
 
 
-def made(tmp_path):
+def collected():
     journal = [
         line("gpu-01", 1, f"non-default args: {{'api_key': ['{KEY}'], 'host': '10.1.2.3'}}"),
         line("gpu-01", 2, "OSError: [Errno 28] No space left on device"),
@@ -79,8 +79,12 @@ def made(tmp_path):
         for name in ("firewall", "addresses", "topology", "gpus"):
             told.setdefault(name, "")
     fleet.outcome.plan = {**fleet.outcome.plan, "addresses": {"gpu-01": "10.1.2.3", "gpu-02": "10.1.2.4"}}
-    path = tmp_path / "case.tar.gz"
-    bundle.write(path, bundle.contents(fleet, collect.examine(fleet), {"gpu_fleet.vllm": "0"}))
+    return fleet
+
+
+def made(tmp_path):
+    fleet, path = collected(), tmp_path / "case.tar.gz"
+    archive.write(path, archive.contents(fleet, collect.examine(fleet), {"gpu_fleet.vllm": "0"}))
     return path
 
 
@@ -100,13 +104,23 @@ def test_an_archive_has_an_index_and_nothing_of_the_site(tmp_path):
     assert "address-1" in texts["case/host-2/firewall.txt"] and "address-1" in texts["case/host-1/addresses.txt"]
 
 
+def test_the_same_from_python(monkeypatch, tmp_path):
+    fleet = collected()
+    monkeypatch.setattr(collect, "collect", lambda *_: fleet)
+    assert api.bundle("inv", tmp_path / "case.tar.gz") is fleet.outcome
+    with tarfile.open(tmp_path / "case.tar.gz") as tar:
+        assert "case/index.md" in tar.getnames()
+    with pytest.raises(FileExistsError):
+        api.bundle("inv", tmp_path / "case.tar.gz")
+
+
 def test_it_replaces_no_file(tmp_path):
     path = made(tmp_path)
     before = path.read_bytes()
     assert CliRunner().invoke(app, ["bundle", "-i", "inventories/prod", "--into", str(path)]).exit_code == 2
     assert path.read_bytes() == before
     with pytest.raises(FileExistsError):
-        bundle.write(path, {"a": "b"})
+        archive.write(path, {"a": "b"})
 
 
 def test_an_inventory_that_is_not_there(tmp_path):

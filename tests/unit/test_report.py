@@ -13,7 +13,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from conftest import REPOSITORY
-from gpu_fleet import report, report_plots
+from gpu_fleet import report_page as report
+from gpu_fleet import report_plots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_world import compared, documents
