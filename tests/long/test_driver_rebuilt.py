@@ -1,8 +1,8 @@
 """Role gpu_driver upgrades Debian's own driver within its kind: open modules, real packages, on a lab host of Debian 12.
 
 Debian has one version of its open modules at a time, so the upgrade is to the same packages rebuilt under a higher version
-(tests/driver_repository/rebuild.py), offered by a repository of the house beside Debian's. DKMS builds the modules of both versions
-from source. The machine with the GPUs is played, as in the scenario gpu_driver. Needs root and a quarter of an hour.
+(tests/driver_repository/rebuild.py), in a repository beside Debian's that first says it is of the house, then that it is Debian's.
+DKMS builds the modules of both versions from source. The machine with the GPUs is played, as in the scenario gpu_driver. Needs root and a quarter of an hour.
 
     scripts/test long driver_rebuilt
 """
@@ -19,6 +19,10 @@ NAME = "long-rebuilt"
 OLD, NEW, REVISION = "535.261.03", "535.261.90", "0rebuilt1"
 PACKAGES = ("libcuda1", "nvidia-open-kernel-dkms", "nvidia-smi")
 CONSENT = {"gpu_driver_reboot": True, "gpu_driver_stop_services": True}
+AS_DEBIAN = """cd /srv/house && {
+printf 'Origin: Debian\\nLabel: rebuilt\\nDate: %s\\nSHA256:\\n' "$(date -Ru)"
+printf ' %s %s Packages\\n' "$(sha256sum Packages | cut -d' ' -f1)" "$(stat -c %s Packages)"
+} > Release && apt-get -q update"""
 REBUILD = Path(__file__).resolve().parents[1] / "driver_repository" / "rebuild.py"
 
 
@@ -50,7 +54,7 @@ def test_debians_own_open_driver_comes(fleet):
     proved(fleet, OLD)
 
 
-def test_a_newer_one_of_the_house_is_offered_and_nothing_takes_it(fleet):
+def test_a_newer_one_of_the_house_is_never_taken_for_debians(fleet):
     made = lab("exec", NAME, HOST, "--", "python3", "-c", REBUILD.read_text(), "/srv/house", NEW, REVISION)
     assert made.returncode == 0, made.stderr
     print("\n" + made.stdout)
@@ -59,9 +63,16 @@ def test_a_newer_one_of_the_house_is_offered_and_nothing_takes_it(fleet):
     assert not re.search(r"^(Inst|Remv) (lib)?(nvidia|cuda)", fleet.ask("apt-get -s dist-upgrade"), re.MULTILINE)
     run = fleet.play("converge.yml")
     assert (run.status, run.changed) == (0, 0), run.said[-6000:]
+    run = fleet.play("converge.yml", gpu_driver_version=NEW, **CONSENT)
+    assert run.status != 0
+    assert f"nvidia-open-kernel-dkms {NEW} is not offered ({OLD}-1 is)" in run.said
+    proved(fleet, OLD)
 
 
-def test_it_is_not_taken_without_consent(fleet):
+def test_an_update_of_debians_own_is_not_taken_without_consent(fleet):
+    fleet.ask(AS_DEBIAN)
+    assert re.search(r"o=Debian.*l=rebuilt", fleet.ask("apt-cache policy"))
+    assert not re.search(r"^(Inst|Remv) (lib)?(nvidia|cuda)", fleet.ask("apt-get -s dist-upgrade"), re.MULTILINE)
     run = fleet.play("converge.yml", gpu_driver_version=NEW, gpu_driver_stop_services=True)
     assert run.status != 0
     assert f"it takes a reboot: driver {OLD} (open) is loaded" in run.said
