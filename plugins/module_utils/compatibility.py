@@ -71,10 +71,6 @@ class Refused:
     def __str__(self) -> str:
         return f"vLLM {self.version} {self.accelerator}"
 
-    @property
-    def fixable(self) -> bool:
-        return {reason.kind for reason in self.reasons} <= _FIXABLE
-
 
 @dataclass
 class Answer:

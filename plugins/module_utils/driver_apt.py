@@ -144,11 +144,6 @@ def compare(
     ]
 
 
-def brings(simulation: Simulation, packages: Mapping[str, Optional[str]]) -> Dict[str, str]:
-    """What comes along as a dependency, name to version; to be shown with the plan."""
-    return {name: version for name, version in simulation.installed.items() if name not in packages}
-
-
 def _judge(
     change: Change,
     packages: Mapping[str, Optional[str]],

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 
-Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 Facts = Mapping[str, Any]
 
 # Bridges that container and virtual machine tools make for guests of their own host; docker and virbr are those that NCCL

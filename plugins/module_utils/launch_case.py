@@ -526,10 +526,6 @@ class Case:
     def quantization(self) -> Optional[Dict[str, Any]]:
         return model_shape.quantization_of(self.config)
 
-    def says(self, name: str, value: Any) -> str:
-        """`gpu-memory-utilization 0.9`, as a message names it."""
-        return f"--{name} {value}"
-
 
 def defaults_of(case: Case) -> Dict[str, Any]:
     """What vLLM takes where an argument is missing: data/memory.yml, and what only the launch decides."""

@@ -55,7 +55,6 @@ NCCL = re.compile(
     r"[\w.-]+:\d+:\d+ \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (INFO|WARN|TRACE)|\[?\S* ?\S*\]? ?[\w.-]+:\d+:\d+ \[-?\d+\] (?:[\w./]+:\d+ )?NCCL (INFO|WARN|TRACE)"
 )
 SGLANG = re.compile(r"\[(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)[^\]]{0,30}\] ")
-BLOB = re.compile(r"\[(\d+(?:\.\d+)?[KMG]?i?B?) blob data\]$")
 HOSTNAME, UNIT = re.compile(r'"_HOSTNAME"\s*:\s*"([^"]*)"'), re.compile(r'"_SYSTEMD_UNIT"\s*:\s*"([^"]*)"')
 OWNER = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.,+Z-]+ ([A-Za-z0-9][\w.-]*) [^\s:\[]{1,80}(?:\[\d+\])?: |[A-Z][a-z]{2} +\d+ [\d:.]+ (\S+) "

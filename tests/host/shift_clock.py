@@ -15,9 +15,8 @@ import re
 import struct
 import sys
 
-CLOCK_GETTIME = 228  # arch/x86/entry/syscalls/syscall_64.tbl
 CODE = bytes.fromhex(
-    "b8e4000000"  # mov eax, 228
+    "b8e4000000"  # mov eax, 228: clock_gettime (arch/x86/entry/syscalls/syscall_64.tbl)
     "0f05"  # syscall
     "85c0"  # test eax, eax
     "7511"  # jnz to the end
