@@ -229,9 +229,10 @@ def releases() -> str:
 def causes() -> str:
     """Every cause that the doctor knows, by family (a file of data/signatures)."""
     kinds = {"symptom": "symptom", "end": "last words"}
+    answered = _answered((ROOT / "docs/pitfalls.md").read_text())
     out = (
         NOTE.format(source="data/signatures/*.yml")
-        + "# Causes\n\nWhat `scripts/fleet doctor` names (docs/doctor.md). A symptom is named only where no cause explains it, last words only where nothing else is found.\n"
+        + "# Causes\n\nWhat `scripts/fleet doctor` names (docs/doctor.md). A symptom is named only where no cause explains it, last words only where nothing else is found. What the collection does about one beforehand, and how, is in docs/pitfalls.md.\n"
     )
     for path in sorted((ROOT / "data" / "signatures").glob("*.yml")):
         rows = [
@@ -240,13 +241,25 @@ def causes() -> str:
                 entry.get("severity", kinds.get(entry.get("kind"), "error")),
                 cell(_blanks(entry["cause"])),
                 cell(_blanks(entry["fix"])),
+                answered.get(entry["id"], "detected: named here"),
                 cell(entry["source"]),
             ]
             for entry in yaml.safe_load(path.read_text())
             if entry.get("kind") not in ("note", "consequence")
         ]
-        out += f"\n## {path.stem}\n\n" + table(["cause", "kind", "what it is", "what to do", "whose message"], rows)
+        out += f"\n## {path.stem}\n\n" + table(
+            ["cause", "kind", "what it is", "what to do", "the collection", "whose message"], rows
+        )
     return out
+
+
+def _answered(pitfalls: str) -> dict[str, str]:
+    """By cause what the collection does about it: the first word of each answer in the table of pitfalls."""
+    found: dict[str, str] = {}
+    for named, answer in re.findall(r"^\| [^|]+ \| ([^|]*) \| ([^|]*) \|$", pitfalls, re.MULTILINE):
+        words = dict.fromkeys(re.findall(r"\b(prevented|detected|repaired)\b", answer))
+        found.update(dict.fromkeys(re.findall(r"`([^`]+)`", named), f"[{', '.join(words)}](pitfalls.md)"))
+    return found
 
 
 CLI = """# Command line
