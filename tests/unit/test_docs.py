@@ -11,7 +11,7 @@ import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import hardware
 from conftest import REPOSITORY
-from gpu_fleet import site
+from gpu_fleet import endtoend, site, testing
 
 
 def documents():
@@ -151,6 +151,12 @@ def test_every_playbook_and_role_is_in_the_readme():
     assert [
         path.name for path in (REPOSITORY / "roles").iterdir() if f"(roles/{path.name}/README.md)" not in told
     ] == []
+
+
+def test_what_runs_by_name_only_is_in_the_readme():
+    (told,) = re.findall(r"What takes longer than the daily tests have (.*)", (REPOSITORY / "README.md").read_text())
+    names = set(re.findall(r"`(?:scripts/test \w+ )?(\w+)`", told.split(" and `scripts/test long`")[0]))
+    assert names == {*testing.HEAVY, *endtoend.SCENARIOS}
 
 
 def test_one_version_everywhere():
