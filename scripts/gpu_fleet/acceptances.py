@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
         told = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    if not isinstance(told, dict) or not {"verdicts", "points", "knee"} <= set(told):
+    if not isinstance(told, dict) or not {"name", "service", "verdicts", "points", "knee", "objective"} <= set(told):
         raise ValueError(f"{path} is no acceptance; scripts/fleet bench writes one")
     return told
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gpu_fleet.verbs import needed
+
 WAITING = "Wait for the runs"
 
 
@@ -82,6 +84,7 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
 
         # What is not said here is the inventory's to say.
         given = {f"accept_{name}": value for name, value in settings.items() if value}
+        needed(inventory, json_)
         outcome, run_file = _measure(partial(run, "accept", inventory, True, variables=given), quiet=json_)
         if run_file is None:
             finish(outcome, json_, "")
@@ -119,6 +122,8 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
         """The page of an acceptance: written, opened, or served. Exit status 2: there is no such run."""
         if (source is None) == (inventory is None):
             _stop("give a run (a JSON file) or an inventory (-i), one of them")
+        if inventory is not None:
+            needed(inventory, json_)
         from gpu_fleet import acceptances
 
         try:
@@ -165,6 +170,7 @@ def register(app: typer.Typer, run: Callable[..., Any], finish: Callable[..., No
 
         Exit status 0 tried, whether something is better or not; 1 it does not serve as before, or one GPU does not serve it; 2 refused, nothing changed.
         """
+        needed(inventory, json_)
         if put_back:
             _put_back(run, inventory, service, json_)
         asked = {"only": only or [], "one_gpu": one_gpu, "budget": budget, "yes": yes}
@@ -335,6 +341,8 @@ def _write_page(folder: Path, told: dict[str, Any], out: Path | None = None) -> 
         path.write_text(report_page.page(told), encoding="utf-8")
     except OSError as error:
         _stop(f"{path}: {error.strerror}")
+    except (AttributeError, KeyError, TypeError) as error:
+        _stop(f"the run {told['name']} is not whole ({error!r}); scripts/fleet bench makes another one")
     return path
 
 

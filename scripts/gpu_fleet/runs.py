@@ -338,6 +338,7 @@ def _play(
 
     result, progress, times = FleetResult(folder=folder), events.Progress(), timing.Timing()
     raised: list[BaseException] = []
+    empty: list[str] = []
     ending = _Ending(lambda: bool(raised) or cancel())
 
     def handle(raw: dict[str, Any]) -> bool:
@@ -346,6 +347,8 @@ def _play(
         _read(result, event)
         progress.take(event)
         times.take(event)
+        if raw["event"] == "playbook_on_no_hosts_matched":
+            empty.append(event.task)
         if on_event and not raised:
             try:
                 on_event(event)
@@ -378,7 +381,14 @@ def _play(
     result.stages = {name: dict(host.stages) for name, host in progress.hosts.items() if host.stages}
     result.times = times.as_dict()
     kept.write(folder / "profile.json", result.times)
-    if not result.status:
+    if not result.status and empty and not progress.hosts:
+        result.status, result.refused = 1, True
+        result.failures = [
+            Failure(
+                "", "", f"{asked['inventory']} has no host that is asked; docs/inventory.md says what an inventory has"
+            )
+        ]
+    elif not result.status:
         result.failures = []  # a playbook answered them itself
     elif not (result.failures or result.unreachable or result.interrupted):
         # It ended before the first task: an inventory that cannot be read, a limit that matches nothing.

@@ -203,6 +203,9 @@ def given(
     ]:
         if not named.expanduser().is_file():
             refuse(f"{named}: there is no such file")
+    for word in extra_vars or ():
+        if wrong := _wrong_variables(word):
+            refuse(wrong)
     passwords, flags = {}, []
     if ask_pass:
         flags.append("--ask-pass")
@@ -214,6 +217,25 @@ def given(
     return Given(tuple(extra_vars or ()), vault, passwords, tuple(flags))
 
 
+def _wrong_variables(word: str) -> str:
+    """What is wrong with what -e is given: Ansible passes over the first and blames the inventory for the others."""
+    if not word.startswith("@") and "=" not in word and not word.startswith(("{", "[")):
+        return f"-e {word}: write NAME=VALUE, a mapping such as '{{\"name\": 1}}', or @FILE"
+    if not word.startswith(("@", "{", "[")):
+        return ""
+    import yaml
+
+    try:
+        text = Path(word[1:]).expanduser().read_text(encoding="utf-8") if word.startswith("@") else word
+        if not text.startswith("$ANSIBLE_VAULT"):
+            yaml.compose(text)
+    except OSError as error:
+        return f"{word[1:]}: {error.strerror}"
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return f"{word.removeprefix('@')}: this is no YAML: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
 def refuse(message: str, as_json: bool = False) -> NoReturn:
     """Used wrongly, or an input that is not taken: say why, and leave with 2."""
     if as_json:
@@ -221,6 +243,12 @@ def refuse(message: str, as_json: bool = False) -> NoReturn:
     else:
         typer.echo(message, err=True)
     raise typer.Exit(2)
+
+
+def needed(inventory: Path, as_json: bool = False) -> None:
+    """Refuse an inventory that is not there."""
+    if not inventory.exists():
+        refuse(f"there is no inventory {inventory}. An example to copy is inventories/prod of the collection", as_json)
 
 
 def call(function: Callable[..., FleetResult], as_json: bool, *arguments: Any, **options: Any) -> FleetResult:

@@ -113,6 +113,8 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "journal").write_bytes(b"LPKSHHRH" + bytes(100))
     (tmp_path / "key").write_text("two words\n")
     (tmp_path / "there.tar.gz").touch()
+    whole = dict.fromkeys(("name", "service", "verdicts", "points", "knee", "objective"), "x")
+    (tmp_path / "half.json").write_text(json.dumps(whole))
     return tmp_path
 
 
@@ -154,6 +156,17 @@ WRONG = [
     ("an archive that is there", "bundle -i x --into there.tar.gz", "there already; name another file with --into"),
     ("variables that are not there", "deploy -i x -e @nowhere.yml", "nowhere.yml: there is no such file"),
     ("a vault that cannot be opened", "deploy -i x --vault-password-file nope", "nope: there is no such file"),
+    ("variables that are none", "deploy -i x -e 'a: ['", "write NAME=VALUE, a mapping such as"),
+    ("a mapping that ends too early", "deploy -i x -e '{a: ['", "this is no YAML"),
+    ("a file of variables that is no YAML", "deploy -i x -e @broken.yml", "broken.yml: this is no YAML"),
+    ("load on a fleet that is not there", "bench -i nowhere", "there is no inventory nowhere"),
+    ("settings for nobody", "tune -i nowhere chat", "there is no inventory nowhere"),
+    ("a page of nothing", "report", "one of them"),
+    ("a page of a fleet that is not there", "report -i nowhere", "there is no inventory nowhere"),
+    ("a run that is none", "report list.yml", "list.yml: "),
+    ("a run that is not whole", "report half.json", "the run x is not whole"),
+    ("nothing to take away", "teardown -i x", "name services, such as chat"),
+    ("a fleet to carry that is not there", "mirror -i nowhere", "there is no inventory nowhere"),
     ("a shell that it does not know", "completion tcsh", "'tcsh' is not one of"),
 ]
 

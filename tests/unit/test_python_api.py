@@ -237,6 +237,16 @@ ERROR! Completely failed to parse inventory source /srv/hosts.yml
 """
 
 
+def test_an_inventory_without_a_host_is_refused(prod, runner):
+    """ansible-playbook passes over every play and calls that a success."""
+    runner.events = [{"event": "playbook_on_no_hosts_matched", "event_data": {}}]
+    result = api.deploy(prod)
+    assert (result.exit_status, result.refused) == (2, True)
+    assert result.failures[0].message.startswith(f"{prod} has no host that is asked")
+    runner.events.append(happened("runner_on_ok", res={}))
+    assert api.deploy(prod).ok, "one play of several has none"
+
+
 def test_of_an_inventory_that_cannot_be_read_the_reason_is_told_and_nothing_else(prod, runner):
     runner.rc, runner.said = 1, UNREAD
     (failure,) = api.deploy(prod).failures
