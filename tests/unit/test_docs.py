@@ -73,6 +73,12 @@ def test_python_is_python_and_asks_for_what_there_is(document):
                 assert node.attr in gpu_fleet.__all__
 
 
+def test_every_function_is_in_the_page_about_python():
+    functions = {name for name in gpu_fleet.__all__ if name[0].islower()}
+    told = set(re.findall(r"^\| `(\w+)\(", (REPOSITORY / "docs/python.md").read_text(), re.MULTILINE))
+    assert told == functions
+
+
 def test_yaml_is_yaml():
     for document in DOCUMENTS:
         for block in re.findall(r"```ya?ml\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
