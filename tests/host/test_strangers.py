@@ -340,8 +340,9 @@ def test_a_controller_that_cannot_come_back_gets_the_former_table(hosts):
     host = hosts["gpu-01"]
     before, file = table(host), host.file("/etc/gpu_fleet/firewall.nft").content_string
     drop = f"nft '{TABLE} {{ chain early {{ type filter hook prerouting priority -200; tcp dport 22 tcp flags syn / syn,ack drop; }}; }}'"
-    # Later than the play has begun, and before the table is loaded: when the first file of the run is there.
-    wait = "until pgrep -f AnsiballZ_network_facts >/dev/null; do sleep 0.02; done; sleep 1"
+    # Later than the play has begun, and before the table is loaded: when the first file of the run is there (no name of a
+    # process: modules come by standard input, and this very command would have that name in it).
+    wait = "until ls -d /tmp/ansible_*network_facts_payload* >/dev/null 2>&1; do sleep 0.02; done; sleep 1"
     host.run_expect([0], "systemd-run --quiet --collect --unit=cut sh -c %s", f"{wait}; {drop}; sleep 45; {GONE}")
     began = time.monotonic()
     status, said = play(
