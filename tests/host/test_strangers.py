@@ -346,7 +346,10 @@ def test_a_controller_that_cannot_come_back_gets_the_former_table(hosts):
     host.run_expect([0], "systemd-run --quiet --collect --unit=cut sh -c %s", f"{wait}; {drop}; sleep 45; {GONE}")
     began = time.monotonic()
     status, said = play(
-        **six_only(firewall_openings=[{"name": "mine", "ports": ["9000"], "from": ["any"]}], firewall_return_after=12)
+        **six_only(firewall_openings=[{"name": "mine", "ports": ["9000"], "from": ["any"]}], firewall_return_after=12),
+        # The lab's own patience for a connection is longer than the cut: its first try would come through at the end of it.
+        ansible_ssh_timeout=5,
+        ansible_ssh_retries=0,
     )
     assert status != 0, said
     assert "no new connection came through within 12 s" in said, said
