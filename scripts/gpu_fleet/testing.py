@@ -114,8 +114,12 @@ def lab(runner: Runner, names: list[str]) -> None:
         raise Usage(f"no scenario {', '.join(unknown)} in molecule/; there are {', '.join(known)}")
     for name in names or [name for name in known if name not in HEAVY]:
         # What an interrupted run left is not what this one tests.
-        runner.run(f"clean {name}", lab_down(f"test-{name}"), timeout=120, quiet=True)
-        runner.steps.pop()
+        for what, command in (
+            ("clean", lab_down(f"test-{name}")),
+            ("forget", ["molecule", "reset", "--scenario-name", name]),
+        ):
+            runner.run(f"{what} {name}", command, timeout=120, quiet=True)
+            runner.steps.pop()
         try:
             limit = 3600 if name in HEAVY else 1200
             step = runner.run(f"lab {name}", ["molecule", "test", "--scenario-name", name], timeout=limit)
