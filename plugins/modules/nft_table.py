@@ -259,7 +259,12 @@ def keep(module, nft, path, text, wanted):
     """What is on trial stays: first the timer, then a look whether it was in time."""
     stop_timer(module)
     if live_table(module, nft) != wanted:
-        fail(module, "the new table was not confirmed in time: the former one is back")
+        fail(
+            module,
+            f"the new table was not confirmed within {module.params['return_after']} s (firewall_return_after): the former "
+            "one is back. If this host or the way to it is slow, raise firewall_return_after; if the new table shuts the "
+            f"controller out, see firewall_ssh_ports ({', '.join(map(str, module.params['ssh_ports']))})",
+        )
     host_files.write(path, text)
     for leftover in (FORMER, TRIAL):
         if os.path.exists(leftover):

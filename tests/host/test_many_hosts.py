@@ -83,11 +83,11 @@ def counts(address: str, port: int, service: str, metric: str = "vllm:generation
     return {re.search(r'engine="(\d+)"', labels).group(1): float(value) for labels, value in found}
 
 
-def deploy(services: list[dict]) -> None:
-    """site.yml with these services in place of the scenario's."""
+def deploy(services: list[dict], **more: object) -> None:
+    """site.yml with these services in place of the scenario's, and more variables."""
     began = time.monotonic()
     keys = {service["name"]: key(service["name"]) for service in services}
-    variables = json.dumps({"vllm_services": services, "vllm_service_api_keys": keys})
+    variables = json.dumps({"vllm_services": services, "vllm_service_api_keys": keys, **more})
     playbook = str(ROOT / "molecule/many_hosts/converge.yml")
     settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
     done = subprocess.run(
@@ -220,3 +220,45 @@ def test_with_hybrid_balancing_each_host_answers_with_its_own_ranks(hybrid, addr
     after = counts(addresses[name], 8500, "hybrid")
     worked = {rank for rank, tokens in after.items() if tokens > before.get(rank, 0)}
     assert worked == ({"0", "1"} if name == "gpu-01" else {"2", "3"})
+
+
+# -- over a network that has IPv6 alone -------------------------------------------------------------------------------------
+
+SIX = {"gpu-01": "fd00:f1ee::1", "gpu-02": "fd00:f1ee::2"}
+# Asked on the head: the controller has no way into that network.
+ASK = """
+import json, sys, urllib.request
+for prompt in json.load(sys.stdin):
+    body = {"model": "six", "prompt": prompt, "max_tokens": %d, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer %s"}
+    request = urllib.request.Request("http://[%s]:8600/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        print(json.dumps(json.load(reply)["choices"][0]["token_ids"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def six(hosts, hybrid):
+    take_away(hosts, "hybrid.0")
+    address = {"fleet_address": "{{ addresses[inventory_hostname] }}", "addresses": SIX}
+    deploy([across("six", SMOL, 8600, pipeline=2)], **address)
+
+
+def test_over_ipv6_alone_two_hosts_say_the_same(six, hosts, alone):
+    script = ASK % (TOKENS, key("six"), SIX["gpu-01"])
+    told = hosts["gpu-01"].run_expect([0], f"echo '{json.dumps(PROMPTS)}' | python3 -c '{script}'").stdout
+    assert [json.loads(line) for line in told.splitlines()] == alone[SMOL]
+    assert "PP rank 1" in journal(hosts["gpu-02"], "six.0")
+
+
+def test_no_rank_speaks_over_the_other_network(six, hosts, addresses):
+    """Every connection between the two hosts that a rank holds is in the network that was named."""
+    for host in hosts.values():
+        group = host.check_output("systemctl show vllm@six.0 --property=ControlGroup --value")
+        pids = host.check_output(f"cat /sys/fs/cgroup{group}/cgroup.procs").split()
+        lines = [
+            line for line in host.check_output("ss -Htnp").splitlines() if any(f"pid={pid}," in line for pid in pids)
+        ]
+        peers = {line.split()[4].rpartition(":")[0].strip("[]") for line in lines}
+        assert peers & set(SIX.values()), "a rank without a connection to the other host would prove nothing"
+        assert not {peer for peer in peers if peer.removeprefix("::ffff:") in addresses.values()}
