@@ -11,6 +11,11 @@ MooncakeConnector       its bootstrap server, 0.0.0.0, VLLM_MOONCAKE_BOOTSTRAP_P
                         (vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py)
 ECMooncakeConnector     ec_port of ec-transfer-config, one a tensor-parallel rank of each data-parallel one
                         (vllm/distributed/ec_transfer/ec_connector/mooncake/config.py)
+MoRIIOConnector         handshake_port and notify_port of kv_connector_extra_config, `*`, each one a tensor-parallel rank of
+                        each data-parallel one (vllm/distributed/kv_transfer/kv_connector/v1/moriio/moriio_common.py)
+VLLM_P2P_SIDE_CHANNEL_* the control socket of the P2P tier of KV offloading, one a data-parallel rank
+                        (vllm/v1/kv_offload/tiering/p2p/manager.py), and VLLM_EC_SIDE_CHANNEL_* the one of the EC connector:
+                        on localhost, unless the variable names another host (vllm/envs.py)
 
 Pure: standard library, Python 3.9 and newer, no Ansible import.
 """
@@ -21,6 +26,14 @@ import json
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 EVENTS, BOOTSTRAP, EC = 5557, 8998, 14579  # vLLM's own defaults
+MORIIO = {"handshake_port": 6301, "notify_port": 61005}
+# Of the variables VLLM_NAME_SIDE_CHANNEL_HOST and _PORT: NAME, the port's default, whether each data-parallel rank has one,
+# what listens there.
+SIDE_CHANNELS = (
+    ("P2P", 5710, True, "the P2P tier of KV offloading"),
+    ("EC", 5601, False, "the EC connector's side channel"),
+)
+LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 class Listening(NamedTuple):
@@ -38,6 +51,16 @@ def of_service(args: Mapping[str, Any], env: Mapping[str, Any], tensor: int = 1,
     if "MooncakeConnector" in connectors(args) and first:
         ports = range(first, first + (data - 1) * tensor + 1)
         found.append(Listening("args.kv-transfer-config", ports, "the bootstrap server of Mooncake"))
+    for extra in _extras(_mapping(args.get("kv-transfer-config")), "MoRIIOConnector"):
+        for key, default in MORIIO.items():
+            first = _number(extra.get(key) or default)
+            if first:
+                ports = range(first, first + data * tensor)
+                found.append(Listening(f"args.kv-transfer-config, {key}", ports, "MoRIIO"))
+    for name, default, each, what in SIDE_CHANNELS:
+        host, first = f"VLLM_{name}_SIDE_CHANNEL_HOST", _number(env.get(f"VLLM_{name}_SIDE_CHANNEL_PORT", default))
+        if str(env.get(host) or LOCAL[0]) not in LOCAL and first:
+            found.append(Listening(f"env.{host}", range(first, first + (data if each else 1)), what))
     ec = _mapping(args.get("ec-transfer-config"))
     first = _number(ec.get("ec_port", EC))
     if ec.get("ec_connector") == "ECMooncakeConnector" and first:
@@ -66,21 +89,28 @@ def _bound(endpoint: str, always: bool) -> Optional[int]:
     address, _, port = endpoint.partition("://")[2].rpartition(":")
     if not endpoint.startswith("tcp://") or not (always or "*" in endpoint or "::" in endpoint):
         return None
-    return None if address in ("127.0.0.1", "localhost", "[::1]") else _number(port)
+    return None if address in LOCAL else _number(port)
 
 
 def connectors(args: Mapping[str, Any]) -> List[str]:
     """The connectors that move KV caches, by name."""
-    return list(_connectors(_mapping(args.get("kv-transfer-config"))))
+    return [str(config["kv_connector"]) for config in _configs(_mapping(args.get("kv-transfer-config")))]
 
 
-def _connectors(config: Mapping[str, Any]) -> Iterator[str]:
-    """The connector that is named and, for MultiConnector, those in it."""
+def _configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The connector's own configuration and, for MultiConnector, those in it."""
     if "kv_connector" in config:
-        yield str(config["kv_connector"])
+        yield config
         inner = _mapping(config.get("kv_connector_extra_config")).get("connectors")
         for item in inner if isinstance(inner, list) else []:
-            yield from _connectors(_mapping(item))
+            yield from _configs(_mapping(item))
+
+
+def _extras(config: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """What is given to each connector of a name."""
+    for item in _configs(config):
+        if item["kv_connector"] == name:
+            yield _mapping(item.get("kv_connector_extra_config"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

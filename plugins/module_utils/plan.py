@@ -596,7 +596,7 @@ def _option_port_findings(
     replicas: Iterable[Replica], sizes: Mapping[str, Mapping[str, Any]], channels: int
 ) -> List[Finding]:
     """Ports that options open beside the blocks: known to nobody, the same for two replicas on a host, or more than a block has."""
-    owner: Dict[Tuple[str, int], str] = {}
+    owner: Dict[Tuple[str, int], Tuple[str, str]] = {}
     found = []
     for replica in replicas:
         size, service = sizes[replica.instance], replica.service
@@ -606,7 +606,7 @@ def _option_port_findings(
             fix = f"Choose a data-parallel-size of {channels} at most, or leave kv-transfer-config out"
             found.append(Finding("port-range", f"service {service.name}", message, fix))
         for item in option_ports.of_service(service.args, service.env, size["tensor"], size["data"]):
-            where, number = f"service {service.name}", item.ports[0]
+            where, who = f"service {service.name}", (replica.instance, item.option)
             for host in replica.hosts:
                 strange = [port for port in item.ports if port not in host.others.fixed]
                 if strange:
@@ -616,9 +616,11 @@ def _option_port_findings(
                         "(an empty `from`: nobody), or leave the option out"
                     )
                     found.append(Finding("port-of-option", where, message, fix))
-                other = owner.setdefault((host.name, number), replica.instance)
-                if other != replica.instance:
-                    message = f"{item.option}: port {number} on {host.name} is that of {other}, too"
+                taken = [(port, owner.setdefault((host.name, port), who)) for port in item.ports]
+                number, other = next(((port, other) for port, other in taken if other != who), (0, who))
+                if other != who:
+                    theirs = other[0] if other[0] != replica.instance else other[1]
+                    message = f"{item.option}: port {number} on {host.name} is that of {theirs}, too"
                     found.append(
                         Finding("port-taken", where, message, "Let one of them have the host, or another port")
                     )

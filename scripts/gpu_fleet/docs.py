@@ -86,7 +86,8 @@ PORTS_GUARDED = """
 - The kernel's range also serves every outgoing connection of the host. Ports in it that others need are kept out of it with
   `nccl_reserved_ports`; what somebody else put into `net.ipv4.ip_local_reserved_ports` stays.
 - Options of a service may open ports beside its block: the publisher of KV events (`kv-events-config`, 5557; events hold the tokens of
-  prompts) and the servers of Mooncake's connectors (8998, 14579) listen on all addresses and ask for no key. `validate` refuses such a port
+  prompts), the servers of Mooncake's and MoRIIO's connectors (8998, 14579; 6301, 61005), and side channels that were given a host
+  (VLLM_P2P_SIDE_CHANNEL_HOST, VLLM_EC_SIDE_CHANNEL_HOST; 5710, 5601) ask for no key. `validate` refuses such a port
   until `nccl_fixed_ports` names it, which keeps blocks and the kernel off it; `firewall_openings` says who may reach it.
 - Your own `firewall_openings` are added to those of the plan. One that would open a port of ranks is refused.
 - RoCE carries its data over UDP 4791, which the fleet's table leaves alone; NCCL still meets over TCP. InfiniBand passes no firewall of the host.

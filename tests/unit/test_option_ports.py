@@ -47,11 +47,55 @@ def test_connectors():
     assert ports({"kv-transfer-config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}) == []
 
 
+def test_moriio_listens_twice_a_rank():
+    moriio = {"kv_connector": "MoRIIOConnector", "kv_role": "kv_both"}
+    assert ports({"kv-transfer-config": moriio}, tensor=2, data=2) == [
+        [6301, 6302, 6303, 6304],
+        [61005, 61006, 61007, 61008],
+    ]
+    given = {**moriio, "kv_connector_extra_config": {"handshake_port": 7000, "notify_port": "7100"}}
+    inside = {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [given]}}
+    assert ports({"kv-transfer-config": inside}) == [[7000], [7100]]
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"VLLM_P2P_SIDE_CHANNEL_HOST": "192.0.2.1"}, [[5710]]),
+        ({"VLLM_EC_SIDE_CHANNEL_HOST": "0.0.0.0", "VLLM_EC_SIDE_CHANNEL_PORT": 5700}, [[5700]]),
+        # On the host alone.
+        ({"VLLM_P2P_SIDE_CHANNEL_HOST": "127.0.0.1"}, []),
+        ({"VLLM_P2P_SIDE_CHANNEL_PORT": 5800}, []),
+    ],
+)
+def test_side_channels_that_leave_the_host(env, expected):
+    assert ports({}, env) == expected
+
+
 @pytest.mark.parametrize(("ranks", "said"), [(8, []), (16, ["port-range"])])
 def test_side_channels_stay_in_the_block(ranks, said):
     nixl = "{kv_connector: NixlConnector, kv_role: kv_both}"
     text = f"[{{name: a, model: m, hosts_per_replica: 2, args: {{data-parallel-size: {ranks}, kv-transfer-config: {nixl}}}}}]"
     assert ids(judge(text)[1]) == said
+
+
+def test_ranges_that_meet_are_found_wherever_they_meet():
+    moriio = "{kv_connector: MoRIIOConnector, kv_role: kv_both, kv_connector_extra_config: {handshake_port: %d, notify_port: %d}}"
+    sizes = "tensor-parallel-size: 4, kv-transfer-config"
+    text = "[" + ", ".join(
+        f"{{name: {name}, model: m, port_base: {base}, hosts: [gpu-01], args: {{{sizes}: {moriio % ports}}}}}"
+        for name, base, ports in (("a", 8000, (6301, 6310)), ("b", 8100, (6299, 6312)))
+    )
+    said = {item.message for item in judge(text + "]")[1] if item.id == "port-taken"}
+    assert said == {
+        "args.kv-transfer-config, handshake_port: port 6301 on gpu-01 is that of a.0, too",
+        "args.kv-transfer-config, notify_port: port 6312 on gpu-01 is that of a.0, too",
+    }
+    text = f"[{{name: a, model: m, hosts: [gpu-01], args: {{{sizes}: {moriio % (6301, 6303)}}}}}]"
+    said = [item.message for item in judge(text)[1] if item.id == "port-taken"]
+    assert said == [
+        "args.kv-transfer-config, notify_port: port 6303 on gpu-01 is that of args.kv-transfer-config, handshake_port, too"
+    ]
 
 
 def test_two_replicas_on_a_host_cannot_have_the_same():
