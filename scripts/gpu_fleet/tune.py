@@ -90,6 +90,20 @@ class Trial:
         rates = {side: most[side][name] * self.candidate.copies for side in ("median", "low", "high")}
         return {**rates, "repeats": most["repeats"], "concurrency": most["concurrency"], "knee": knee}
 
+    @property
+    def why_not(self) -> str:
+        """Why there is no throughput to compare, or ''."""
+        if self.problem or self.document is None or self.throughput is not None:
+            return self.problem
+        knee, points = self.document["knee"], self.document["points"]
+        seen = ", ".join(
+            f"{name} {points[0]['median'][name]:,.0f}" for name in knee["limited_by"] if name in points[0]["median"]
+        )
+        least = f" ({seen} at concurrency {points[0]['concurrency']:g})" if seen else ""
+        return (
+            f"no load kept the objective, so that nothing can be compared{least}; accept_objective says what is asked"
+        )
+
     def told(self) -> dict[str, Any]:
         """For a file, or for machines."""
         one = self.candidate
@@ -100,7 +114,7 @@ class Trial:
             "output_tokens_per_second": self.throughput,
             "against_as_it_is": self.verdict,
             "change": None if self.change is None else round(self.change, 4),
-            "problem": self.problem,
+            "problem": self.why_not,
             "seconds": round(self.seconds, 1),
         }
 
@@ -403,14 +417,16 @@ def lines(trials: Sequence[Trial], best: Trial | None, service: str) -> list[str
     for trial in trials:
         seen = trial.throughput
         if seen is None:
-            found.append(f"{label(trial.candidate)}: {trial.problem or 'no load kept the objective'}")
+            found.append(f"{label(trial.candidate)}: {trial.why_not}")
             continue
         against = "" if trial.change is None else f"; {trial.change:+.0%}, {trial.verdict}"
         found.append(
             f"{label(trial.candidate)}: {seen['median']:,.1f} output tokens/s ({seen['low']:,.1f}-{seen['high']:,.1f}, "
             f"{seen['repeats']} repeats) at concurrency {seen['concurrency']:g}, knee {seen['knee']:g}{against}"
         )
-    if best is None:
+    if best is None and trials and trials[0].throughput is None:
+        found.append("There is nothing to compare with. It serves as before.")
+    elif best is None:
         found.append("Nothing was better beyond the noise. It serves as before.")
     else:
         found.append(

@@ -166,6 +166,24 @@ def test_what_does_not_start_is_told_and_the_replica_is_brought_back(tmp_path):
     assert tune.kept(trials, best, service="chat", replica="chat.0", when="")["settings"] == {}
 
 
+def test_where_no_load_keeps_the_objective_that_is_said(tmp_path):
+    trials = tuned(Fleet(tmp_path))
+    for trial in trials:
+        document, worst = trial.document, {"ttft_p95_ms": 9000.0}
+        points = [{**one, "median": {**one["median"], **worst}} for one in document["points"]]
+        trial.document = {
+            **document,
+            "points": points,
+            "knee": {**document["knee"], "concurrency": None, "limited_by": list(worst)},
+        }
+    best = tune.judge(trials, bench_compare.judge)
+    assert best is None and [trial.verdict for trial in trials] == ["", "unknown", "unknown"]
+    said = "no load kept the objective, so that nothing can be compared (ttft_p95_ms 9,000 at concurrency 1); accept_objective says what is asked"
+    assert {trial.told()["problem"] for trial in trials} == {said}
+    lines = tune.lines(trials, best, "chat")
+    assert said in lines[0] and lines[-1] == "There is nothing to compare with. It serves as before."
+
+
 @pytest.mark.parametrize("playbook", ["deploy", "accept"])
 def test_an_interrupted_run_is_the_last_one_and_the_replica_is_brought_back(tmp_path, playbook):
     fleet = Fleet(tmp_path, cut=lambda name, variables, check: name == playbook and not check)
