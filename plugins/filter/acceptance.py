@@ -45,13 +45,13 @@ import json  # noqa: E402
 import pathlib  # noqa: E402
 
 from ansible.errors import AnsibleFilterError  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (  # noqa: E402
-    bench_document,
-    bench_driver,
-    bench_plan,
-    bench_sample,
-)
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+bench_document = Module("bench_document")
+bench_driver = Module("bench_driver")
+bench_plan = Module("bench_plan")
+bench_sample = Module("bench_sample")
 
 
 def acceptance_job(plan, settings, folder, watched=None):
@@ -73,7 +73,7 @@ def version():
     manifest = data.ROOT / "MANIFEST.json"
     if manifest.is_file():
         return json.loads(manifest.read_text(encoding="utf-8"))["collection_info"]["version"]
-    return data.yaml.safe_load((data.ROOT / "galaxy.yml").read_text(encoding="utf-8"))["version"]
+    return data.read(data.ROOT / "galaxy.yml")["version"]
 
 
 def acceptance_document(plan, job, raw, kept=()):
@@ -128,7 +128,7 @@ class FilterModule:
         return {
             "acceptance_job": acceptance_job,
             "acceptance_document": acceptance_document,
-            "acceptance_lines": bench_document.lines,
+            "acceptance_lines": bench_document.function("lines"),
             "acceptance_program": acceptance_program,
             "acceptance_prompts": acceptance_prompts,
         }

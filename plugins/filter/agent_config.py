@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+agent_config = Module("agent_config")
+
 DOCUMENTATION = """
 name: agent_config
 short_description: What the agent of a rank is told
@@ -40,11 +44,9 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.agent_config import agent_config  # noqa: E402
-
 
 class FilterModule:
     """Filters of this file."""
 
     def filters(self):
-        return {"agent_config": agent_config}
+        return {"agent_config": agent_config.function("agent_config")}

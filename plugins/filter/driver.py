@@ -43,18 +43,18 @@ _value:
 """
 
 from ansible.module_utils.parsing.convert_bool import boolean  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (  # noqa: E402
-    driver_apt,
-    driver_plan,
-    driver_proof,
-    driver_show,
-    driver_sources,
-    driver_state,
-)
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_packages as names  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import driver_turns as turns  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.driver_case import HOST, PATHS, Case  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+driver_apt = Module("driver_apt")
+driver_plan = Module("driver_plan")
+driver_proof = Module("driver_proof")
+driver_show = Module("driver_show")
+driver_sources = Module("driver_sources")
+driver_state = Module("driver_state")
+names = Module("driver_packages")
+turns = Module("driver_turns")
+driver_case = Module("driver_case")
 
 # Nothing can be said of a version before the lists of packages are read; it is asked again then.
 LATER = {"driver-version"}
@@ -107,7 +107,7 @@ def plan_driver(look, settings):
         and want.get("source") != "preinstalled"
     ):
         errors = []
-    case = Case(gpu, want, host, known, versions=versions, where=name)
+    case = driver_case.Case(gpu, want, host, known, versions=versions, where=name)
     waits = bool(plan and plan.reboot and want.get("reboot") is False)
     return {
         "plan": plan.as_dict() if plan and choice.plan and not errors else None,
@@ -116,8 +116,10 @@ def plan_driver(look, settings):
         "repository": driver_sources.repository(case),
         "source": driver_sources.text(case),
         "gone": driver_sources.gone(case, driver_sources.text(case)),
-        "paths": PATHS,
-        "files": [{"path": PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()],
+        "paths": driver_case.PATHS,
+        "files": [
+            {"path": driver_case.PATHS[kind], "content": text} for kind, text in (plan.files if plan else {}).items()
+        ],
         "mark": _mark(plan, changes, host) if plan else None,
         "works": bool(plan and _works(plan, changes, waits)),
         "waits": bool(waits and not plan.changes),
@@ -139,7 +141,7 @@ def _gpu(facts, surroundings):
 
 def _host(told, available):
     """What module driver_facts returned, as driver_plan wants it."""
-    host = {key: told[key] for key in HOST if key in told}
+    host = {key: told[key] for key in driver_case.HOST if key in told}
     offered = available or {}
     host["available"] = available
     host["packages"] = {

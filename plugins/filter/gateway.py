@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+gateway = Module("gateway")
+
 
 DOCUMENTATION = r"""
 name: gateway
@@ -17,16 +20,16 @@ options:
 class FilterModule:
     def filters(self):
         return {
-            "gateway_backends": gateway.backends,
+            "gateway_backends": gateway.function("backends"),
             "gateway_servers_of": lambda instance, plan: gateway.servers_of(plan, instance),
-            "gateway_servers_of_replica": gateway.servers_of,
-            "gateway_replicas_on": gateway.replicas_on,
-            "gateway_models": gateway.models,
-            "gateway_interface": gateway.interface,
-            "gateway_externals": gateway.externals,
-            "gateway_aliases": gateway.aliases,
-            "gateway_model_list": gateway.model_list,
+            "gateway_servers_of_replica": gateway.function("servers_of"),
+            "gateway_replicas_on": gateway.function("replicas_on"),
+            "gateway_models": gateway.function("models"),
+            "gateway_interface": gateway.function("interface"),
+            "gateway_externals": gateway.function("externals"),
+            "gateway_aliases": gateway.function("aliases"),
+            "gateway_model_list": gateway.function("model_list"),
             "gateway_key_map": lambda entries, limits: gateway.map_text(gateway.keys(entries, limits)),
             "gateway_grant_map": lambda entries: gateway.map_text(gateway.grants(entries)),
-            "gateway_map": gateway.map_text,
+            "gateway_map": gateway.function("map_text"),
         }

@@ -40,8 +40,12 @@ _value:
 
 import json  # noqa: E402
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import bandwidth, compatibility, hardware  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+bandwidth = Module("bandwidth")
+compatibility = Module("compatibility")
+hardware = Module("hardware")
 
 
 def gpu_judgement(facts, settings):

@@ -30,8 +30,10 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import compatibility  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+compatibility = Module("compatibility")
 
 
 def gpu_wheels(facts):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+rollout = Module("rollout")
+
 DOCUMENTATION = """
 name: instance_returns
 short_description: What M(gpu_fleet.vllm.instance) needs to bring back on one host what a replica ran before a change
@@ -36,11 +40,9 @@ _value:
   elements: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import returns  # noqa: E402
-
 
 class FilterModule:
     """Filters of this file."""
 
     def filters(self):
-        return {"instance_returns": returns}
+        return {"instance_returns": rollout.function("returns")}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+rollout = Module("rollout")
+
 DOCUMENTATION = """
 name: instance_starts
 short_description: What M(gpu_fleet.vllm.instance) needs to start instances on one host
@@ -34,9 +38,7 @@ _value:
   elements: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import starts  # noqa: E402
-
 
 class FilterModule:
     def filters(self):
-        return {"instance_starts": starts}
+        return {"instance_starts": rollout.function("starts")}

@@ -27,7 +27,9 @@ _value:
 """
 
 from ansible.errors import AnsibleFilterError  # noqa: E402
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+limits = Module("limits")
 
 
 def locked_bytes(text):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import maintenance
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+maintenance = Module("maintenance")
+
 
 DOCUMENTATION = r"""
 name: maintenance
@@ -16,4 +19,4 @@ options:
 
 class FilterModule:
     def filters(self):
-        return {"resting_on": maintenance.resting_on, "resting_speakers": maintenance.speakers}
+        return {"resting_on": maintenance.function("resting_on"), "resting_speakers": maintenance.function("speakers")}

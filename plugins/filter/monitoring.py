@@ -36,8 +36,10 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import monitoring  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+monitoring = Module("monitoring")
 
 
 def monitoring_files(plan, hosts, settings):

@@ -33,8 +33,10 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import nccl  # noqa: E402
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data  # noqa: E402
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module  # noqa: E402
+
+nccl = Module("nccl")
 
 
 def nccl_plan(network, settings):

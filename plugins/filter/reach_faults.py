@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+reach = Module("reach")
+
 DOCUMENTATION = """
 name: reach_faults
 short_description: Say which ways between hosts do not work, and which strangers were let in
@@ -34,8 +38,6 @@ _value:
   type: list
   elements: str
 """
-
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import reach  # noqa: E402
 
 
 def reach_faults(results, settings):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+reach = Module("reach")
+
 DOCUMENTATION = """
 name: reach_proof
 short_description: Ports of ranks to listen on at a host, and those of its peers to connect to
@@ -31,8 +35,6 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import reach  # noqa: E402
-
 
 def reach_targets(targets, listening):
     """Targets with `ours`: whether a listener of the module's is there. listening {host: its ports}."""
@@ -43,4 +45,4 @@ class FilterModule:
     """Filters of this file."""
 
     def filters(self):
-        return {"reach_proof": reach.proof, "reach_targets": reach_targets}
+        return {"reach_proof": reach.function("proof"), "reach_targets": reach_targets}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+rollout = Module("rollout")
+
 DOCUMENTATION = """
 name: replica_actions
 short_description: Which replicas to start or restart, and what must not be done
@@ -40,9 +44,7 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions  # noqa: E402
-
 
 class FilterModule:
     def filters(self):
-        return {"replica_actions": actions}
+        return {"replica_actions": rollout.function("actions")}

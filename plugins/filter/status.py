@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+status = Module("status")
+
 DOCUMENTATION = """
 name: status_pages
 short_description: Pages of metrics of the servers and agents of a host
@@ -33,15 +37,13 @@ _value:
   type: dict
 """
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import status  # noqa: E402
-
 
 class FilterModule:
     """Filters of this file."""
 
     def filters(self):
         return {
-            "status_pages": status.pages,
+            "status_pages": status.function("pages"),
             "status_queries": lambda _plan: status.queries(),
-            "agent_urls": status.agent_urls,
+            "agent_urls": status.function("agent_urls"),
         }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import teardown
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
+
+teardown = Module("teardown")
+
 
 DOCUMENTATION = r"""
 name: teardown
@@ -17,9 +20,9 @@ options:
 class FilterModule:
     def filters(self):
         return {
-            "teardown_planned": teardown.planned_on,
-            "teardown_going": teardown.going,
-            "teardown_refused": teardown.refused,
-            "teardown_servers": teardown.servers,
-            "teardown_weights": teardown.weights,
+            "teardown_planned": teardown.function("planned_on"),
+            "teardown_going": teardown.function("going"),
+            "teardown_refused": teardown.function("refused"),
+            "teardown_servers": teardown.function("servers"),
+            "teardown_weights": teardown.function("weights"),
         }
