@@ -164,12 +164,28 @@ class Fleet:
 
     def admitted(self) -> list[str]:
         """Replicas that are UP, by HAProxy's `show stat`: after proxy and server, the 18th column is the status."""
+        return [row[1] for row in self.at_gateway() if row[17] == "UP"]
+
+    def at_gateway(self) -> list[list[str]]:
+        """HAProxy's columns of each replica."""
         ask = (
             "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/gpu-fleet-gateway/admin.sock'); "
             "s.sendall(b'show stat\\n'); print(s.makefile().read())"
         )
         rows = [line.split(",") for line in self.on(GATEWAY, f'python3 -c "{ask}"').splitlines() if "," in line]
-        return [row[1] for row in rows if row[1].startswith("chat.") and row[17] == "UP"]
+        return [row for row in rows if row[1].startswith("chat.")]
+
+    def fly(self) -> list[Flight]:
+        """A long request in flight on each replica. One after the other: two at once may be given to the same one."""
+        flights: list[Flight] = []
+        for number in range(self.replicas):
+            flights.append(Flight(self.door.url, self.door.key, self.tokens, ca=self.door.ca).start())
+            end = time.monotonic() + 30
+            # The 5th column: sessions now.
+            while sum(int(row[4]) > 0 for row in self.at_gateway()) <= number:
+                assert time.monotonic() < end, f"request {number} is on no replica that had none"
+                time.sleep(0.2)
+        return flights
 
     def told_of(self, sent: Sent, began: float) -> str:
         """A request that failed late: when it was sent, how long its connection took, and what the gateway's log says of it."""
@@ -330,8 +346,7 @@ def strike(fleet: Fleet, name: str, number: int) -> Outcome:
     before = fleet.invocations()
     act, lasts, _ = FAULTS[name]
     door = fleet.door
-    count = 0 if name in HARMLESS else fleet.replicas
-    flights = [Flight(door.url, door.key, fleet.tokens, ca=door.ca).start() for _ in range(count)]
+    flights = [] if name in HARMLESS else fleet.fly()
     # Spread over what is asked: the fault and the time to heal.
     load = Load(door, REQUESTS, 5 + lasts + AGAIN_SECONDS, patience=PATIENCE).start()
     time.sleep(5)
