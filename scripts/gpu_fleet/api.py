@@ -6,8 +6,10 @@ Nothing is printed. Two runs that change the same inventory's fleet: the second 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -23,6 +25,7 @@ __all__ = [
     "Given",
     "bench",
     "bundle",
+    "capacity",
     "deploy",
     "doctor",
     "drain",
@@ -34,6 +37,7 @@ __all__ = [
     "status",
     "teardown",
     "topology",
+    "tune",
     "upgrade",
     "validate",
     "verify",
@@ -295,3 +299,61 @@ def report(source: Inventory, against: Inventory | None = None) -> str:
     if path.suffix != ".json":
         path = acceptances.last(acceptances.folder(path))
     return maker.page(acceptances.compared(acceptances.read(path), Path(against) if against else None))
+
+
+def tune(
+    inventory: Inventory,
+    service: str,
+    only: Iterable[str] = (),
+    *,
+    budget: float = 1800.0,
+    one_gpu: bool = False,
+    put_back: bool = False,
+    **options: Unpack[Options],
+) -> FleetResult:
+    """Try other settings on a service's last replica under load (docs/acceptance.md); what was found, as it is kept, is in `tuning`.
+
+    Nobody is asked before the replica is started anew. only names settings, budget is in seconds. one_gpu measures it with one GPU
+    and nothing else; put_back only has it serve as before a run that was cut short. It serves as before in the end, also when `cancel`
+    or `on_event` ended the run, which they cannot do to that part. Raises FileNotFoundError without such an inventory.
+    """
+    from gpu_fleet import tuned
+
+    if not Path(inventory).exists():
+        raise FileNotFoundError(f"there is no inventory {inventory}")
+    raised: list[BaseException] = []
+
+    def one(playbook: str, limit: str | None, variables: Mapping[str, Any], check: bool) -> FleetResult:
+        asked = _with(options, **variables)
+        if variables.get("tune_state") == "back":
+            asked.pop("cancel", None)
+            if raised:
+                asked.pop("on_event", None)
+        try:
+            return play(playbook, inventory, limit, check=check, **asked)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    given = options.get("given") or Given()
+    if options.get("variables"):
+        given = replace(given, variables=(*given.variables, json.dumps(options["variables"])))
+    asked = tuned.Asked(tuple(only), budget, one_gpu)
+    return tuned.outcome(one, Path(inventory), service, asked, back=put_back, given=given)
+
+
+def capacity(
+    source: Inventory | Mapping[str, Any], measured: Inventory | None = None, months: int | None = None
+) -> dict[str, Any]:
+    """Replicas and GPUs for a traffic, month by month, and what an API would cost, as `scripts/fleet capacity --json` prints it.
+
+    source is the input (docs/capacity.md), a file or its content; measured a file in place of what it says. Raises ValueError, which
+    names the field, for an input that cannot be used.
+    """
+    from gpu_fleet import capacity_view
+    from gpu_fleet.domain import module_util
+
+    given = source if isinstance(source, Mapping) else Path(source)
+    document = capacity_view.load(given, Path(measured) if measured else None)
+    answer: dict[str, Any] = module_util("capacity").answer(document, months)
+    return answer

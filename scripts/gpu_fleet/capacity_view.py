@@ -14,19 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 
-def load(source: Path, measured: Path | None = None) -> Any:
+def load(source: Path | Mapping[str, Any], measured: Path | None = None) -> Any:
     """The input as one document: `measured` read from its file, results of vllm bench serve put among its points.
 
-    Paths in a file are relative to it; `-` is standard input. Raises capacity's BadInput with the field, for what
-    cannot be read as well.
+    Paths in a file are relative to it, those of a mapping to where the program runs; `-` is standard input. Raises capacity's BadInput
+    with the field, for what cannot be read as well.
     """
     from gpu_fleet.domain import module_util
 
     refuse = module_util("throughput").BadInput
-    document = _read(source, "--from", refuse)
+    document = source if isinstance(source, Mapping) else _read(source, "--from", refuse)
     if not isinstance(document, Mapping):
         return document
-    document, folder = dict(document), source.parent
+    document, folder = dict(document), Path() if isinstance(source, Mapping) else source.parent
     if measured is not None:
         document["measured"], folder = _read(measured, "--measured", refuse), measured.parent
     elif isinstance(document.get("measured"), str):

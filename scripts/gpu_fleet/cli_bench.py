@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -182,35 +181,26 @@ def _stop(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _note(inventory: Path, service: str) -> Path:
-    from gpu_fleet import acceptances
+def _play(run: Callable[..., Any], inventory: Path, as_json: bool) -> Callable[..., Any]:
+    """Plays a playbook as a tuning asks for it; that of the plan is not shown."""
 
-    return acceptances.folder(inventory).resolve() / service / "tuning.json"
+    def play(playbook: str, limit: str | None, variables: Any, check: bool) -> Any:
+        quiet = as_json or playbook == "validate"
+        return run(playbook, inventory, quiet, limit=limit, variables=variables, check=check)
+
+    return play
 
 
-def _tuning(run: Callable[..., Any], inventory: Path, service: str, as_json: bool, **more: Any) -> Any:
-    from gpu_fleet import tune as tuning
-
-    return tuning.Tuning(
-        play=lambda playbook, limit, variables, check: run(
-            playbook, inventory, as_json, limit=limit, variables=variables, check=check
-        ),
-        service=service,
-        note=_note(inventory, service),
-        said=lambda line: None if as_json else typer.echo(line, err=True),
-        **more,
-    )
+def _said(as_json: bool) -> Callable[[str], None]:
+    return lambda line: None if as_json else typer.echo(line, err=True)
 
 
 def _put_back(run: Callable[..., Any], inventory: Path, service: str, as_json: bool) -> NoReturn:
     """Only repair what a run that was cut short left."""
-    from gpu_fleet import kept, runs
-    from gpu_fleet import tune as tuning
+    from gpu_fleet import kept, tuned, tuning
 
-    one = _tuning(run, inventory, service, as_json, plan={}, services=[], gateways=False, allow=False, budget=0.0)
     try:
-        with runs.hold(inventory, "tune"):
-            there = one.bring_back()
+        there = tuned.put_back(_play(run, inventory, as_json), inventory, service, _said(as_json))
     except kept.Busy as busy:
         _stop(str(busy))
     except tuning.NotBack as error:
@@ -222,34 +212,14 @@ def _put_back(run: Callable[..., Any], inventory: Path, service: str, as_json: b
 
 
 def _tune(run: Callable[..., Any], inventory: Path, service: str, asked: dict[str, Any], *, as_json: bool) -> None:
-    from gpu_fleet import kept, runs
-    from gpu_fleet import tune as tuning
-    from gpu_fleet.domain import module_util
+    from gpu_fleet import kept, tuned, tuning
 
-    planned = run("validate", inventory, True)
-    if planned.exit_status or planned.plan is None:
-        _stop("\n".join(failure.message for failure in planned.failures))
+    wanted = tuned.Asked(asked["only"], asked["budget"], asked["one_gpu"])
     try:
-        replica = tuning.replica_of(planned.plan, service)
-        of = planned.plan["replicas"][replica]
-        told = _host_variables(inventory, of["head"])
-        rank = next(one for one in planned.plan["hosts"][of["head"]]["instances"] if one["instance"] == replica)
-        tried = [tuning.one_gpu(of)] if asked["one_gpu"] else tuning.candidates(rank["config"], of, asked["only"])
+        prepared = tuned.prepare(_play(run, inventory, as_json), inventory, service, wanted, said=_said(as_json))
         if not asked["yes"]:
-            _ask(replica, of, tried, bool(told["gateways"]))
-        has_budget = "accept_budget" in told["variables"]
-        one = _tuning(
-            *(run, inventory, service, as_json),
-            plan=planned.plan,
-            services=told["variables"].get("vllm_services"),
-            gateways=bool(told["gateways"]),
-            allow=module_util("bench_document").truth(told["variables"].get("vllm_service_allow_outage", False)),
-            budget=asked["budget"],
-            load_budget=None if has_budget or asked["one_gpu"] else tuning.load_budget(asked["budget"], len(tried)),
-            keep=_note(inventory, service).parents[1] if asked["one_gpu"] else None,
-        )
-        with runs.hold(inventory, "tune"):
-            trials = one.run(tried)
+            _ask(prepared)
+        trials = prepared.run()
     except (tuning.Refused, kept.Busy) as refused:
         _stop(str(refused))
     except tuning.NotBack as error:
@@ -258,15 +228,19 @@ def _tune(run: Callable[..., Any], inventory: Path, service: str, asked: dict[st
     except tuning.Interrupted:
         typer.echo("interrupted; it serves as before", err=True)
         raise typer.Exit(130) from None
-    if asked["one_gpu"]:
+    if wanted.one_gpu:
         _say_one_gpu(service, trials[0], as_json)
-    best = tuning.judge(trials, module_util("bench_compare").judge)
-    _offer(inventory, service, replica, trials=trials, best=best, as_json=as_json)
+    best = tuned.judge(trials)
+    path, found = tuned.keep(prepared, trials, best)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        typer.echo("\n".join([*tuning.lines(trials, best, service), f"kept: {path}"]))
 
 
 def _say_one_gpu(service: str, trial: Any, as_json: bool) -> NoReturn:
     """What one GPU does; the run is kept, and the next acceptance judges by it."""
-    from gpu_fleet import tune as tuning
+    from gpu_fleet import tuning
 
     if as_json:
         typer.echo(json.dumps(trial.told(), indent=1))
@@ -277,60 +251,19 @@ def _say_one_gpu(service: str, trial: Any, as_json: bool) -> NoReturn:
     raise typer.Exit(0 if trial.document else 1)
 
 
-def _ask(replica: str, of: dict[str, Any], tried: list[Any], gateways: bool) -> None:
+def _ask(prepared: Any) -> None:
     """Nothing is changed without a yes."""
-    from gpu_fleet import tune as tuning
+    from gpu_fleet import tuning
 
-    meanwhile = "out of service at the gateways meanwhile" if gateways else "no gateway takes it out of service"
+    away = prepared.trying.gateways
+    meanwhile = "out of service at the gateways meanwhile" if away else "no gateway takes it out of service"
+    names = "; ".join(tuning.label(one) for one in prepared.tried if one.args)
     typer.echo(
-        f"{replica} on {', '.join(of['hosts'])} is started anew for each of: {'; '.join(tuning.label(one) for one in tried if one.args)} ({meanwhile}).",
+        f"{prepared.replica} on {', '.join(prepared.hosts)} is started anew for each of: {names} ({meanwhile}).",
         err=True,
     )
     if not typer.confirm("Go on?", err=True):
         _stop("Nothing was changed")
-
-
-def _offer(inventory: Path, service: str, replica: str, *, trials: list[Any], best: Any, as_json: bool) -> None:
-    """Tell what came of it, and keep it as settings to copy."""
-    import time
-
-    import yaml
-
-    from gpu_fleet import tune as tuning
-
-    when = time.strftime("%Y-%m-%d", time.gmtime())
-    found = tuning.kept(trials, best, service=service, replica=replica, when=when)
-    path = _note(inventory, service).with_name("tuned.yml")
-    head = (
-        "# What scripts/fleet tune found. `settings` go into the service's entry of vllm_services; scripts/fleet deploy then brings them.\n"
-        "# Numbers are of the load and the objective below, and of one replica, drained.\n"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"---\n{head}{yaml.safe_dump(found, sort_keys=False, width=120)}", encoding="utf-8")
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        typer.echo("\n".join([*tuning.lines(trials, best, service), f"kept: {path}"]))
-
-
-def _host_variables(inventory: Path, host: str) -> dict[str, Any]:
-    """Variables of a host as they are written, templates unread, and whether there are gateways."""
-    import subprocess
-
-    from gpu_fleet import runs
-
-    given = runs.GIVEN.get() or runs.Given()
-    environment = {**os.environ, **runs._environment(), **given.environment}
-    extra = [word for variable in given.variables for word in ("--extra-vars", variable)]
-    command = ["ansible-inventory", "-i", str(inventory.resolve()), "--list", *extra]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        _stop(done.stderr.strip()[-2000:])
-    listed = json.loads(done.stdout)
-    return {
-        "variables": listed["_meta"]["hostvars"].get(host, {}),
-        "gateways": bool(listed.get("gateways", {}).get("hosts")),
-    }
 
 
 def _write_page(folder: Path, told: dict[str, Any], out: Path | None = None) -> Path:

@@ -62,6 +62,7 @@ class FleetResult:
     seconds      in all
     folder       where the logs are (kept.py)
     acceptance   the run of `bench`, as it is kept beside the inventory
+    tuning       what `tune` found, as it is kept beside the inventory
     """
 
     status: int = 0
@@ -81,6 +82,7 @@ class FleetResult:
     seconds: float = 0.0
     folder: Path | None = None
     acceptance: dict[str, Any] | None = None
+    tuning: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:

@@ -11,6 +11,7 @@ import typer
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import capacity, throughput
 from conftest import REPOSITORY
+from gpu_fleet import api
 from gpu_fleet.cli_capacity import register
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -548,6 +549,24 @@ def test_json_and_months():
     done = fleet("--from", EXAMPLE, "--json", "--months", 2)
     assert [row["month"] for row in json.loads(done.stdout)["months"]] == [0, 1, 2]
     assert json.loads(done.stdout) == capacity.answer(yaml.safe_load(EXAMPLE.read_text()), 2)
+
+
+def test_from_python_it_is_the_same_answer(tmp_path):
+    """The input is a file, or what is in it; a path in a mapping is looked up where the program runs."""
+    content = yaml.safe_load(EXAMPLE.read_text())
+    assert api.capacity(EXAMPLE, months=2) == api.capacity(content, months=2) == capacity.answer(content, 2)
+    (tmp_path / "measured.yml").write_text(yaml.safe_dump(content["measured"]))
+    given = {**content, "measured": str(tmp_path / "measured.yml")}
+    assert api.capacity(given) == api.capacity(content)
+    assert api.capacity({**content, "measured": {}}, tmp_path / "measured.yml") == api.capacity(content)
+    assert given["measured"] == str(tmp_path / "measured.yml"), "the caller's own is not changed"
+    for wrong, words in (
+        ({}, "traffic: missing"),
+        ({**content, "trafic": {}}, "Did you mean traffic"),
+        (tmp_path / "none", "No such"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            api.capacity(wrong)
 
 
 def test_exit_status_1_where_the_targets_cannot_be_met():

@@ -52,6 +52,11 @@ def test_everything_offered_is_there_and_typed(name):
     assert (Path(gpu_fleet.__file__).parent / "py.typed").exists()
 
 
+def test_no_module_hides_what_is_offered():
+    """Once gpu_fleet.NAME is imported as a module, the package's attribute is the module."""
+    assert not {path.stem for path in Path(gpu_fleet.__file__).parent.glob("*.py")} & set(gpu_fleet.__all__)
+
+
 def test_what_is_not_offered_is_no_attribute():
     with pytest.raises(AttributeError, match="teleport"):
         _ = gpu_fleet.teleport

@@ -9,7 +9,9 @@ import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import bench_compare
 from bench_world import PLAN, made
-from gpu_fleet import api, cli_bench, kept, runs, tune
+from gpu_fleet import api, kept, runs
+from gpu_fleet import tuned as whole
+from gpu_fleet import tuning as tune
 from gpu_fleet.cli import app
 from gpu_fleet.runs import Failure, FleetResult
 from typer.testing import CliRunner
@@ -341,7 +343,10 @@ def inventory(tmp_path, monkeypatch):
     (folder / ".acceptance").mkdir(parents=True)
     fleet = Fleet(folder / ".acceptance")
 
-    def play(playbook, inventory, limit=None, *, check=False, variables=None, **_):
+    fleet.given = []
+
+    def play(playbook, inventory, limit=None, *, check=False, variables=None, **given):
+        fleet.given.append((playbook, given))
         if playbook == "validate":
             return FleetResult(plan=PLAN)
         assert runs.HELD.get() == folder.resolve(), "nobody else's change comes in between"
@@ -349,7 +354,7 @@ def inventory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(api, "play", play)
     told = {"variables": {"vllm_services": SERVICES, "vllm_service_allow_outage": "true"}, "gateways": False}
-    monkeypatch.setattr(cli_bench, "_host_variables", lambda *_: told)
+    monkeypatch.setattr(whole, "host_variables", lambda *_: told)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return folder, fleet
 
@@ -408,3 +413,83 @@ def test_another_change_of_the_same_fleet_is_waited_for(inventory):
     with kept.changing(folder, "site"):
         done = asked("-i", folder, "chat", "--yes")
     assert done.exit_code == 2 and "is being changed by another run (site" in done.output and not fleet.asked
+
+
+# -- from Python ---------------------------------------------------------------------------------------------------------
+
+
+def test_from_python_what_was_found_is_in_the_result_and_nobody_is_asked(inventory):
+    folder, fleet = inventory
+    result = api.tune(folder, "chat", ["max-num-seqs"], variables={"accept_repeats": 2})
+    assert (result.exit_status, result.tuning["best"]) == (0, "max-num-seqs")
+    assert result.tuning == yaml.safe_load((folder / ".acceptance" / "chat" / "tuned.yml").read_text())
+    assert fleet.steps[-1] == "tune back"
+    assert all(variables["accept_repeats"] == 2 for _, _, variables, _ in fleet.asked), (
+        "what is said counts for each run"
+    )
+
+
+def test_from_python_a_refusal_is_a_result(inventory):
+    folder, fleet = inventory
+    for result, words in (
+        (api.tune(folder, "chta"), "there is no service chta"),
+        (api.tune(folder, "chat", ["seats"]), "there is no candidate seats"),
+        (api.tune(folder, "chat", one_gpu=True), "has one GPU, or none"),
+    ):
+        assert (result.exit_status, result.tuning) == (2, None)
+        assert words in result.failures[0].message
+    assert not fleet.asked
+    with pytest.raises(FileNotFoundError, match="no inventory"):
+        api.tune(folder / "none", "chat")
+
+
+def test_from_python_it_serves_as_before_whatever_the_caller_ends(inventory):
+    """Neither cancel nor a callback that raises reaches the run that brings it back."""
+    folder, fleet = inventory
+    fleet.cut = lambda playbook, *_: playbook == "accept"
+    result = api.tune(folder, "chat", cancel=lambda: True, on_event=print)
+    assert (result.exit_status, result.interrupted, fleet.steps[-1]) == (130, True, "tune back")
+    assert set(fleet.given[-2][1]) == {"cancel", "on_event"} and set(fleet.given[-1][1]) == {"on_event"}
+
+    def raises(playbook, *_):
+        if playbook == "accept":
+            raise KeyError("mine")
+
+    fleet.cut = raises
+    with pytest.raises(KeyError, match="mine"):
+        api.tune(folder, "chat", on_event=print)
+    assert fleet.steps[-1] == "tune back" and fleet.given[-1] == ("tune", {})
+
+
+def test_from_python_only_putting_back(inventory):
+    folder, fleet = inventory
+    assert api.tune(folder, "chat", put_back=True).tuning == {"service": "chat", "put_back": False}
+    fleet.note.parent.mkdir()
+    fleet.note.write_text("{}")
+    fleet.fails = [("tune", "back")]
+    result = api.tune(folder, "chat", put_back=True)
+    assert result.exit_status == 1 and "--put-back tries again" in result.failures[0].message
+    fleet.fails = []
+    assert api.tune(folder, "chat", put_back=True).tuning == {"service": "chat", "put_back": True}
+
+
+def test_from_python_one_gpu_that_was_not_measured_is_a_failure(inventory, monkeypatch):
+    folder, fleet = inventory
+    monkeypatch.setitem(PLAN["replicas"], "chat.0", GPU)
+    result = api.tune(folder, "chat", one_gpu=True)
+    assert (result.exit_status, result.tuning["name"]) == (0, "one GPU")
+    fleet.fails = [("accept", "do")]
+    result = api.tune(folder, "chat", one_gpu=True)
+    assert result.exit_status == 1 and "was not measured" in result.failures[0].message
+
+
+def test_variables_of_a_host_are_those_of_the_inventory_and_of_the_call(tmp_path):
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"children": {"gpu_hosts": {"hosts": {"gpu-01": {"a": 1}}}}}})
+    )
+    given = runs.Given(variables=('{"vllm_services": [{"name": "chat"}]}',))
+    told = whole.host_variables(tmp_path / "hosts.yml", "gpu-01", given)
+    assert told == {"variables": {"a": 1, "vllm_services": [{"name": "chat"}]}, "gateways": False}
+    (tmp_path / "hosts.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n3030\n")
+    with pytest.raises(tune.Refused, match="no vault secrets found"):
+        whole.host_variables(tmp_path / "hosts.yml", "gpu-01")
