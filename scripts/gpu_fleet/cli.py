@@ -7,7 +7,6 @@ input refused, 130 interrupted.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +24,7 @@ from gpu_fleet import (
     cli_topology,
 )
 from gpu_fleet.places import NoCollection
-from gpu_fleet.verbs import Check, Inventory, Json, Limit, Profile, Verbs, call, finish, run
+from gpu_fleet.verbs import Check, Inventory, Json, Limit, Profile, Verbs, call, finish, program, run
 
 COMPLETE = "_FLEET_COMPLETE"  # set by the shell that asks for words
 
@@ -152,7 +151,7 @@ def main() -> None:
 
         completion_init()
     try:
-        app(prog_name="fleet" if Path(sys.argv[0]).name == "fleet" else "scripts/fleet", complete_var=COMPLETE)
+        app(prog_name=program(), complete_var=COMPLETE)
     except NoCollection as missing:
         typer.echo(str(missing), err=True)
         raise SystemExit(2) from None

@@ -281,7 +281,8 @@ it is `ansible_collections/gpu_fleet/vllm/scripts/fleet`.
 - **Progress** goes to standard error: on a terminal a table of hosts by stage (a role) with times, elsewhere a line a task and one a minute. `NO_COLOR` switches colours off.
 - **What failed** is told host by host: the task, its message, what to do. The whole log stays in `~/.local/state/gpu_fleet/runs` (`XDG_STATE_HOME`), a folder a run for its owner
   alone: `artifacts/run/stdout`, `artifacts/run/job_events`, `result.json`, and `profile.json`, which says what each task took (`--profile` prints it by stage and task). The last {keep} finished runs are kept.
-- **Ctrl-C** ends ansible-playbook in order, a second one at once. What a task had begun on a host may still end there; the next run repairs and goes on.
+- **Ctrl-C** ends ansible-playbook in order, a second one at once; both say how far each host is and the command for the rest. What a task had begun on a host may
+  still end there; the next run repairs and goes on.
 - **Two runs** of one user on one machine do not change the fleet of one inventory at once: the second is refused. Others, and those that only look, go side by side.
 - **Settings of Ansible** hold as ever: `ANSIBLE_CONFIG`, an ansible.cfg where you call it, else the collection's own; `ANSIBLE_VAULT_PASSWORD_FILE` and the other variables.
   Relative paths are looked up where you call it.

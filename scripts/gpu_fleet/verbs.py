@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from gpu_fleet.events import Progress
     from gpu_fleet.runs import FleetResult, Given
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -253,15 +254,25 @@ def needed(inventory: Path, as_json: bool = False) -> None:
 
 def call(function: Callable[..., FleetResult], as_json: bool, *arguments: Any, **options: Any) -> FleetResult:
     """Call a function of gpu_fleet.api, showing what goes on; Ctrl-C ends it in an order that the next run repairs."""
-    from gpu_fleet import progress
+    from gpu_fleet import events, progress
 
-    with nullcontext() if as_json else progress.shown() as board, _stoppable() as cancel:
+    seen = events.Progress()
+    takes = [seen.take, *([options["on_event"]] if "on_event" in options else [])]
+    with nullcontext() if as_json else progress.shown() as board, _stoppable(seen) as cancel:
         if board is not None:
-            options["on_event"] = board.take
+            takes.append(board.take)
+
+        def take(event: events.Event) -> None:
+            for one in takes:
+                one(event)
+
         try:
-            return function(*arguments, cancel=cancel, **options)
+            outcome = function(*arguments, cancel=cancel, **{**options, "on_event": take})
         except FileNotFoundError as error:
             refuse(f"{error}. An example to copy is inventories/prod of the collection", as_json)
+    if outcome.interrupted:
+        told_interrupted("interrupted", seen)
+    return outcome
 
 
 def run(playbook: str, inventory: Path, as_json: bool, **options: Any) -> FleetResult:
@@ -271,8 +282,25 @@ def run(playbook: str, inventory: Path, as_json: bool, **options: Any) -> FleetR
     return call(api.play, as_json, playbook, inventory, **options)
 
 
+def program() -> str:
+    """What it was called by."""
+    return "fleet" if Path(sys.argv[0]).name == "fleet" else "scripts/fleet"
+
+
+def told_interrupted(how: str, seen: Progress) -> None:
+    """How far each host is, and the command for the rest."""
+    from gpu_fleet import interrupted
+
+    lines = [
+        f"{how}. What a task had begun on a host may still end there",
+        *interrupted.reached(seen),
+        f"for the rest, which repairs what is half done: {interrupted.again(program(), sys.argv[1:])}",
+    ]
+    typer.echo("\n".join(lines), err=True)
+
+
 @contextmanager
-def _stoppable() -> Iterator[Callable[[], bool]]:
+def _stoppable(seen: Progress) -> Iterator[Callable[[], bool]]:
     """What a run asks whether it is to end. A second Ctrl-C ends it at once."""
     asked: list[int] = []
 
@@ -287,7 +315,7 @@ def _stoppable() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(asked)
     except KeyboardInterrupt:
-        typer.echo("ended at once; run it again to go on", err=True)
+        told_interrupted("ended at once", seen)
         raise typer.Exit(130) from None
     finally:
         for number, handler in former.items():
@@ -317,11 +345,6 @@ def complain(outcome: FleetResult) -> None:
     for host in outcome.unreachable:
         typer.echo(
             f"{host}: not reached; nothing was changed there. {outcome.why_unreachable.get(host, '')}".rstrip(),
-            err=True,
-        )
-    if outcome.interrupted:
-        typer.echo(
-            "interrupted. What a task had begun on a host may still end there; run it again, which goes on and repairs",
             err=True,
         )
     if outcome.exit_status and outcome.folder and not outcome.refused:

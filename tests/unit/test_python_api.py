@@ -340,7 +340,8 @@ def test_ctrl_c_ends_a_run_with_130(tmp_path):
             fleet.send_signal(signal.SIGINT)
             _, said = fleet.communicate(timeout=30)
     assert fleet.returncode == 130
-    assert "run it again, which goes on and repairs" in said
+    assert "for the rest, which repairs what is half done: scripts/fleet topology -i hosts.yml\n" in said
+    assert "gpu-01: done validate; ended in gpu_topology: Ask the host about its GPUs, links and driver\n" in said
     assert "Traceback" not in said
 
 
