@@ -100,14 +100,9 @@ def release(folder: Path, padding: int = 0) -> Path:
     return path
 
 
-def inventory(lab: Lab, host: str, **variables: Any) -> dict[str, Any]:
-    """One GPU host of a lab (without a GPU), as an inventory of somebody who logs in with a key of their own."""
-    told = lab.inventory["vars"]
-    kept = {
-        name: value
-        for name, value in told.items()
-        if name.startswith(("fleet_", "ansible_ssh_timeout", "ansible_ssh_retries"))
-    }
+def inventory(lab: Lab, *hosts: str, **variables: Any) -> dict[str, Any]:
+    """GPU hosts of a lab (without a GPU) that serve, a replica each; nothing of it says how this machine logs in."""
+    told = ("fleet_", "ansible_ssh_timeout", "ansible_ssh_retries")
     own = {
         "ansible_user": "root",
         # Less than the defaults: lab hosts live inside this machine, which may grant no more.
@@ -120,12 +115,9 @@ def inventory(lab: Lab, host: str, **variables: Any) -> dict[str, Any]:
         "vllm_services": [{"name": SERVICE, "model": "/srv/models/none", "clients": [lab.gateway]}],
         "vllm_service_api_keys": {SERVICE: KEY},
     }
-    return {
-        "all": {
-            "vars": kept,
-            "children": {"gpu_hosts": {"hosts": {host: lab.inventory["hosts"][host]}, "vars": {**own, **variables}}},
-        }
-    }
+    served = {"hosts": {host: lab.inventory["hosts"][host] for host in hosts}, "vars": {**own, **variables}}
+    shared = {name: value for name, value in lab.inventory["vars"].items() if name.startswith(told)}
+    return {"all": {"vars": shared, "children": {"gpu_hosts": served}}}
 
 
 # Run by a host that may be a client: what the service says of a prompt.

@@ -204,3 +204,30 @@ def test_the_command_of_the_wheel(controller):
     assert said.endswith(f"changes: {controller.kind.target} 0"), said[-3000:]
     told = json.loads(controller.run(f"cd {PROJECT} && {VENV}/bin/fleet verify -i hosts.yml --json", 1200))
     assert (told["exit_status"], told["changed"]) == (0, {controller.kind.target: 0})
+
+
+WRONG, RIGHT = "wrong-password-of-a-test", "right-password-of-a-test"
+
+
+def test_a_wrong_password_is_one_message_and_is_tried_once(controller):
+    """ansible-core 2.18 hands it on by sshpass, newer ones by SSH_ASKPASS; a host may lock an account after a few."""
+    target = controller.kind.target
+    controller.run("DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install sshpass", 300)
+    GPUS.on(target, f"useradd --create-home operator && echo operator:{RIGHT} | chpasswd")
+    for name, password in (("wrong", WRONG), ("right", RIGHT)):
+        login = json.dumps({"ansible_user": "operator", "ansible_password": password})
+        controller.lab.on(controller.host, f"umask 077; cat >/root/{name}.json", stdin=login)
+    assert "rc=0" in controller.here(f"ansible {target} -i hosts.yml -m raw -a true -e @/root/right.json")
+    began = GPUS.on(target, "date +%s")
+    said = controller.run(
+        f"cd {PROJECT}; {VENV}/bin/fleet deploy -i hosts.yml -e @/root/wrong.json 2>&1; echo exit status $?", 300
+    )
+    print(f"\n{said}")
+    (line,) = [
+        line for line in said.splitlines() if line.startswith(f"{target}: not reached; nothing was changed there.")
+    ]
+    assert line.endswith("The password is wrong: ansible_password or --ask-pass")
+    assert said.endswith("exit status 1")
+    assert WRONG not in said and "Traceback" not in said
+    tried = GPUS.on(target, f"journalctl -u ssh --since @{began} -o cat | grep -c '^Failed password for operator'")
+    assert tried == "1"

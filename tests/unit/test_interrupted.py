@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
 import pytest
-from gpu_fleet import interrupted
+import typer
+from gpu_fleet import interrupted, verbs
 from gpu_fleet.events import Event, Progress
 
 
@@ -60,3 +65,23 @@ def test_of_many_hosts_a_few_are_named():
 )
 def test_the_command_for_the_rest_tells_no_secret(words, line):
     assert interrupted.again("fleet", words) == line
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_says_the_same(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fleet", "deploy", "-i", "inv"])
+
+    def work(*, cancel, on_event):
+        on_event(Event("start", 1.0, "nccl", "Do", "gpu-01"))
+        os.kill(os.getpid(), signal.SIGINT)
+        assert cancel()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(typer.Exit) as ended:
+        verbs.call(work, True)
+    assert ended.value.exit_code == 130 and signal.getsignal(signal.SIGINT) is former
+    assert capsys.readouterr().err.splitlines()[-3:] == [
+        "ended at once. What a task had begun on a host may still end there",
+        "gpu-01: nothing is done; ended in nccl: Do",
+        "for the rest, which repairs what is half done: fleet deploy -i inv",
+    ]
