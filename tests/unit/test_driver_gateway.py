@@ -6,28 +6,13 @@ reach systemd and HAProxy, are stand-ins that write down what they were asked.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 
 import yaml
 from conftest import REPOSITORY
+from plays import played, recorded, stand_ins
 
-# What the modules leave in the file: a line each, of some of their parameters.
-MODULE = """#!/usr/bin/python
-# Stand-in, made for a test.
-from ansible.module_utils.basic import AnsibleModule
-
-names = {names}
-module = AnsibleModule(argument_spec={{name: {{"type": "raw", "default": names[name]}} for name in names}})
-line = {line!r}.format(**module.params)
-if line:
-    with open({record!r}, "a") as record:
-        record.write(line + "\\n")
-module.exit_json(changed=False, invocation_id="1", seconds=dict.fromkeys(["chat.0", "chat.1", "off.0"], 9))
-"""
 CHANGE = """
 - name: Change the driver
   gpu_fleet.vllm.change: {host: "{{ inventory_hostname }}"}
@@ -87,19 +72,13 @@ def plan():
 
 def collection(folder):
     """The collection with its own roles, filters and play, and stand-ins for what would reach a host."""
-    home = folder / "collections" / "ansible_collections" / "gpu_fleet" / "vllm"
-    (home / "plugins" / "modules").mkdir(parents=True)
+    home = stand_ins(folder, MODULES)
     (home / "roles").mkdir()
-    for name in ("data", "meta", "plugins/filter", "plugins/module_utils", "plugins/plugin_utils", "plugins/lookup"):
-        (home / name).symlink_to(REPOSITORY / name)
     (home / "roles" / "gateway").symlink_to(REPOSITORY / "roles" / "gateway")
     shutil.copytree(REPOSITORY / "roles" / "gpu_driver", home / "roles" / "gpu_driver")
     tasks = home / "roles" / "gpu_driver" / "tasks"
     (tasks / "main.yml").write_text(CHANGE)
     (tasks / "look.yml").write_text("[]\n")
-    for name, (options, line) in MODULES.items():
-        text = MODULE.format(names=options, line=line, record=str(folder / "record"))
-        (home / "plugins" / "modules" / f"{name}.py").write_text(text)
 
 
 def run(folder, gateways, limit="all"):
@@ -118,7 +97,6 @@ def run(folder, gateways, limit="all"):
     (programs / "systemctl").chmod(0o755)
     play = yaml.safe_load((REPOSITORY / "playbooks" / "driver.yml").read_text())[2]
     play["environment"] = {"HOST": "{{ inventory_hostname }}"}
-    (folder / "play.yml").write_text(yaml.safe_dump([play]))
     planned = {"disturbs": True, "waits": False, "plan": {"reboot": False}}
     there = [
         {"item": name, "stat": {"exists": True, "lnk_source": "generations/1"}}
@@ -126,7 +104,6 @@ def run(folder, gateways, limit="all"):
     ]
     variables = {
         "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
         "fleet_plan": plan(),
         "__gpu_driver_generations": {
             "results": "{{ there | selectattr('item', 'in', __gpu_driver_instances) | list }}"
@@ -137,36 +114,14 @@ def run(folder, gateways, limit="all"):
     }
     hosts = {name: {"__gpu_driver_planned": planned} for name in HOSTS}
     groups = {"gpu_hosts": {"hosts": hosts}, "gateways": {"hosts": dict.fromkeys(gateways)}}
-    (folder / "hosts.json").write_text(
-        json.dumps({"all": {"children": groups if gateways else {"gpu_hosts": {"hosts": hosts}}}})
-    )
-    done = subprocess.run(
-        [
-            f"{os.path.dirname(sys.executable)}/ansible-playbook",
-            str(folder / "play.yml"),
-            "-i",
-            str(folder / "hosts.json"),
-            "--limit",
-            limit,
-            "-e",
-            json.dumps(variables),
-        ],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",  # whatever the caller's ansible.cfg has
-            "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
-            "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
-            "ANSIBLE_PIPELINING": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    record = (folder / "record").read_text().splitlines() if (folder / "record").exists() else []
-    print(done.stdout[-6000:], done.stderr[-2000:])
-    return done.returncode, " ".join(done.stdout.split()), record
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
+        "ANSIBLE_PIPELINING": "1",
+    }
+    inventory = {"all": {"children": groups if gateways else {"gpu_hosts": {"hosts": hosts}}}}
+    status, said = played(folder, [play], inventory, "--limit", limit, environment=environment, **variables)
+    return status, said, recorded(folder)
 
 
 ASIDE, IN = "drained ['chat/chat.{}'] others=True", "admitted ['chat/chat.{}'] others=False"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gpu_fleet_former_key as former
 from conftest import REPOSITORY
+from plays import played
 from test_validate import KEY, chat, judged
 
 OLD = "o" * 40
@@ -127,22 +126,9 @@ PLAY = """
 
 
 def rendered(folder, **variables):
-    (folder / "play.yml").write_text(PLAY.format(role=REPOSITORY / "roles/vllm_service", into=folder / "shown.json"))
-    done = subprocess.run(
-        [
-            f"{os.path.dirname(sys.executable)}/ansible-playbook",
-            str(folder / "play.yml"),
-            "-i",
-            "localhost,",
-            "-e",
-            json.dumps({"ansible_python_interpreter": sys.executable, "vllm_service_start_timeout": 60, **variables}),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    play = PLAY.format(role=REPOSITORY / "roles/vllm_service", into=folder / "shown.json")
+    status, said = played(folder, play, vllm_service_start_timeout=60, **variables)
+    assert status == 0, said
     return json.loads((folder / "shown.json").read_text())
 
 

@@ -7,11 +7,7 @@ asked.
 from __future__ import annotations
 
 import copy
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -28,7 +24,7 @@ from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
 )
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import data, inventory
 from conftest import REPOSITORY
-from test_driver_gateway import MODULE
+from plays import played, recorded, stand_ins
 from test_services_and_plan import fleet, host
 from test_validate import GOOD, HOSTS
 
@@ -258,51 +254,25 @@ REACHED = "127.0.0.1"
 
 def run(folder, made, off=(), refusing=(), limit="all", **variables):
     """The play on three hosts and a gateway; `off` cannot be reached, at `refusing` the gateway refuses a drain."""
-    home = folder / "collections" / "ansible_collections" / "gpu_fleet" / "vllm"
-    (home / "plugins" / "modules").mkdir(parents=True)
-    for name in ("data", "meta", "plugins/filter", "plugins/module_utils", "plugins/plugin_utils", "plugins/lookup"):
-        (home / name).symlink_to(REPOSITORY / name)
-    for name, (options, line) in MODULES.items():
-        text = MODULE.format(names=options, line=line, record=str(folder / "record"))
-        if name == "gateway_server" and refusing:
-            text = text.replace(
-                "module.exit_json(", "module.fail_json(msg='no other replica is admitted') or module.exit_json("
-            )
-        (home / "plugins" / "modules" / f"{name}.py").write_text(text)
-    plays = yaml.safe_load((REPOSITORY / "playbooks/maintenance.yml").read_text())
-    (folder / "play.yml").write_text(yaml.safe_dump(plays))
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    home = stand_ins(folder, MODULES)
+    if refusing:
+        module = home / "plugins" / "modules" / "gateway_server.py"
+        refuses = "module.fail_json(msg='no other replica is admitted') or module.exit_json("
+        module.write_text(module.read_text().replace("module.exit_json(", refuses))
+    local = {"ansible_connection": "local"}
     # Where nobody listens, by SSH.
     away = {"ansible_host": REACHED, "ansible_port": 9, "ansible_ssh_common_args": "-o ConnectTimeout=3"}
     hosts = {name: away if name in off else local for name in made["hosts"]}
     groups = {"gpu_hosts": {"hosts": hosts}, "gateways": {"hosts": {"gw-01": local}}}
-    (folder / "hosts.json").write_text(json.dumps({"all": {"children": groups}}))
-    done = subprocess.run(
-        [
-            f"{os.path.dirname(sys.executable)}/ansible-playbook",
-            str(folder / "play.yml"),
-            "-i",
-            str(folder / "hosts.json"),
-            "--limit",
-            limit,
-            "-e",
-            json.dumps({"fleet_plan": made, **variables}),
-        ],
-        cwd=folder,
-        env={
-            **os.environ,
-            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true",  # whatever a configuration says: what was begun is counted
-            "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"),
-            "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    record = (folder / "record").read_text().splitlines() if (folder / "record").exists() else []
-    print(done.stdout[-6000:], done.stderr[-2000:])
-    return done.returncode, " ".join(done.stdout.split()), record
+    environment = {
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true",  # whatever a configuration says: what was begun is counted
+        "ANSIBLE_INVENTORY_ENABLED": "ansible.builtin.yaml",
+    }
+    plays = (REPOSITORY / "playbooks/maintenance.yml").read_text()
+    options = ("--limit", limit)
+    inventory = {"all": {"children": groups}}
+    status_, said = played(folder, plays, inventory, *options, environment=environment, fleet_plan=made, **variables)
+    return status_, said, recorded(folder)
 
 
 def test_it_is_drained_by_one_host_and_stopped_on_all_and_one_that_is_off_fails_nothing(tmp_path):

@@ -1,13 +1,9 @@
 """Role vllm_service: what others added to its units is shown, and nothing else."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import yaml
 from conftest import REPOSITORY
+from plays import played
 
 OURS = ["system/vllm@.service", "system/vllm@chat.0.service.d/generation.conf", "system/multi-user.target.wants/x.conf"]
 OURS += ["system/vllm@.service.d/gpu-fleet-driver.conf"]  # of role gpu_driver
@@ -20,26 +16,9 @@ def run(folder, *paths, options=()):
         (folder / "systemd" / path).write_text("[Service]\n")
     role = {"name": "gpu_fleet.vllm.vllm_service", "tasks_from": "dropins", "rolespec_validate": False}
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False}
-    (folder / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": [{"ansible.builtin.include_role": role}]}]))
-    done = subprocess.run(
-        [
-            f"{os.path.dirname(sys.executable)}/ansible-playbook",
-            str(folder / "play.yml"),
-            "-i",
-            "localhost,",
-            "-e",
-            json.dumps(
-                {"__vllm_service_systemd": [str(folder / "systemd")], "ansible_python_interpreter": sys.executable}
-            ),
-            *options,
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == 0, said
+    plays = [{**play, "tasks": [{"ansible.builtin.include_role": role}]}]
+    status, said = played(folder, plays, "localhost,", *options, __vllm_service_systemd=[str(folder / "systemd")])
+    assert status == 0, said
     assert "changed=0" in said
     return said
 

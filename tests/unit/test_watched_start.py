@@ -4,13 +4,9 @@ The tasks are those of role vllm_service, run for real on no host; the module th
 writes down what it was asked.
 """
 
-import json
-import os
-import subprocess
-import sys
-
 import yaml
 from conftest import REPOSITORY
+from plays import played
 
 MODULE = """#!/usr/bin/python
 # Stand-in, made for a test.
@@ -50,20 +46,6 @@ def test_the_watch_is_given_the_run_that_the_start_began(tmp_path):
     (home / "instance.py").write_text(MODULE.format(record=str(tmp_path / "record")))
     tasks = [task for name in ("rollout", "restart", "fall_back") for task in pair(name)]
     play = [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]
-    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
-    (tmp_path / "ansible.cfg").touch()
-    variables = {"vllm_service_start_timeout": 9, "ansible_python_interpreter": sys.executable}
-    done = subprocess.run(
-        [f"{os.path.dirname(sys.executable)}/ansible-playbook", "-c", "local", "-e", json.dumps(variables), "play.yml"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg"),
-            "ANSIBLE_COLLECTIONS_PATH": str(tmp_path / "collections"),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, said = played(tmp_path, play, "localhost,", "-c", "local", vllm_service_start_timeout=9)
+    assert status == 0, said
     assert (tmp_path / "record").read_text().splitlines() == ["chat.0 None None", "chat.0 watched run of chat.0"] * 3
