@@ -37,7 +37,7 @@ WHOLE: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # Nobody's test: the linters look at them, and who runs them sees the rest.
 LINTED = re.compile(
-    r"\.[^/]*|\.(ci|github)/.*|changelogs/.*|LICENSE|scripts/[a-z]+|scripts/validation/.*|tests/long/.*|docs/.*"
+    r"\.[^/]*|\.(ci|github)/.*|changelogs/.*|LICENSE|scripts/[a-z]+|scripts/validation/.*|tests/(long|bench)/.*|docs/.*"
 )
 PLAYED = re.compile(r"tests/(?!unit/|host/|long/)\w+/.*")  # programs that tests start and scenarios copy
 TESTS = re.compile(r"tests/unit/\w+\.py")

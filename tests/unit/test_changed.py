@@ -73,6 +73,7 @@ PLUGIN = ["docs", "tarball"]  # look at every plugin
         ("tests/host/waits.py", [], ["wires", "whole"]),
         ("tests/host/test_demo.py", [], ["demo"]),
         ("tests/standin/server", ["site"], []),
+        ("tests/bench/speed.py", [], []),
         (".gitignore", [], []),
         ("docs/picture.svg", ["docs"], []),
     ],

@@ -149,6 +149,13 @@ def test_the_fleet_of_the_tutorial_validates(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/cli.md", "docs/change.md", "README.md"])
+def test_a_release_to_upgrade_to_is_one_that_a_debian_12_has_a_lock_of(page):
+    text = (REPOSITORY / page).read_text()
+    for version in re.findall(r"fleet upgrade .*--to (\S+)", text):
+        assert list(REPOSITORY.glob(f"locks/vllm-{version}-cu130-py311-*.lock")), f"{page}: {version}"
+
+
 def test_every_playbook_and_role_is_in_the_readme():
     told = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     playbooks = {path.stem: path.read_text() for path in (REPOSITORY / "playbooks").glob("*.yml")}
