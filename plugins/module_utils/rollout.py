@@ -110,12 +110,12 @@ def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> s
 
 
 def _stranger(instance: str, strangers: Sequence[Tuple[str, str]]) -> str:
-    told = "; ".join(
-        f"vllm@{name} runs on {host}: systemctl disable --now vllm@{name} vllm-agent@{name}" for host, name in strangers
-    )
+    told = "; ".join(f"vllm@{name} runs on {host}" for host, name in strangers)
+    services = " ".join(dict.fromkeys(name.rpartition(".")[0] for _host, name in strangers))
     return (
-        f"{instance} is to be started where instances run that the inventory no longer names, with its GPUs and ports. "
-        f"They are not touched without you. {told}"
+        f"{instance} is to be started where instances run that the inventory no longer names, with GPUs and ports that it needs: {told}. "
+        f"They go on until you take them away: scripts/fleet teardown -i INVENTORY {services} (playbooks/teardown.yml "
+        f"-e teardown_services={services.replace(' ', ',')}). Then run this again"
     )
 
 

@@ -13,7 +13,7 @@ description:
   - C(admitted) lets them in again, and waits until the gateway's own check, the agent's last probe, is right.
   - Works on HAProxy's runtime socket. What it did is kept over reloads and restarts of the gateway.
   - C(repaired) lets in what is drained without C(keep), and what the servers are called does not matter. A run that was cut short may have
-    left it so; what an operator drained stays.
+    left it so; what an operator drained stays, and so do servers of O(resting).
   - A gateway that does not run, or does not know a server, gives it no request; that is told and is no failure.
 author: The gpu_fleet authors (@gpu-fleet)
 options:
@@ -42,8 +42,15 @@ options:
     type: list
     elements: str
     default: []
+  resting:
+    description: For C(repaired). Servers that stay as they are, since a host of theirs is in maintenance.
+    type: list
+    elements: str
+    default: []
   others:
-    description: For C(drained). Refuse it where no other server of the backend is admitted.
+    description: >-
+      For C(drained). Refuse it where no other server of the backend is admitted. One that nobody took out is waited for, 30 s at most,
+      since what was just started is not admitted at once.
     type: bool
     default: false
   socket:
@@ -84,6 +91,9 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, haproxy_socket
 
 PAUSE = 0.25  # seconds between two looks
+COMING = (
+    30  # seconds that another server gets until it is admitted: the agent's next probe, and the gateway's next check
+)
 
 
 def look(path):
@@ -122,8 +132,8 @@ def keep(path, names):
     os.replace(f"{path}.new", path)
 
 
-def alone(rows, servers):
-    """Backends of which no server would be left."""
+def alone(rows, servers, good=gateway.admitted):
+    """Backends of which no server would be left that is good."""
     found = []
     for backend in sorted({name.partition("/")[0] for name in servers if name in rows}):
         others = [
@@ -133,9 +143,31 @@ def alone(rows, servers):
             and name not in servers
             and row.get("svname") not in ("BACKEND", "FRONTEND")
         ]
-        if not any(gateway.admitted(rows[name]) for name in others):
+        if not any(good(rows[name]) for name in others):
             found.append(backend)
     return found
+
+
+def left_alone(path, rows, servers, operators, check_mode):
+    """Backends of which no server would be left, once others had their time to come; the last look.
+
+    In check mode what a run that was cut short left out counts: the run itself lets it in before.
+    """
+    if check_mode:
+        back = {name for name, row in rows.items() if name not in operators and not gateway.resting(row)}
+        return alone(rows, servers, lambda row: gateway.admitted(row) or (gateway.drained(row) and _name(row) in back))
+    until = time.monotonic() + COMING
+    while True:
+        found = alone(rows, servers)
+        hopeless = alone(rows, servers, lambda row: gateway.admitted(row) or not gateway.drained(row))
+        if not found or hopeless or time.monotonic() >= until:
+            return found
+        time.sleep(PAUSE)
+        rows = look(path) or rows
+
+
+def _name(row):
+    return f"{row.get('pxname')}/{row.get('svname')}"
 
 
 def main():
@@ -147,6 +179,7 @@ def main():
             "keep": {"type": "bool", "default": False},
             "deadline": {"type": "int", "default": 300},
             "addresses": {"type": "list", "elements": "str", "default": []},
+            "resting": {"type": "list", "elements": "str", "default": []},
             "others": {"type": "bool", "default": False},
             "socket": {"type": "path", "default": "/run/gpu-fleet-gateway/admin.sock"},
             "state_file": {"type": "path", "default": "/var/lib/gpu-fleet-gateway/servers"},
@@ -164,7 +197,7 @@ def main():
         p["servers"] = [
             name
             for name, row in rows.items()
-            if gateway.drained(row) and not gateway.resting(row) and name not in operators
+            if gateway.drained(row) and not gateway.resting(row) and name not in [*operators, *p["resting"]]
         ]
     elif p["state"] == "admitted" and not p["keep"]:
         p["servers"] = [name for name in p["servers"] if name not in operators]
@@ -172,11 +205,15 @@ def main():
     unknown = [name for name in p["servers"] if name not in known]
     drain = p["state"] == "drained"
     todo = [name for name in known if gateway.drained(rows[name]) != drain]
-    if drain and p["others"] and todo and alone(rows, known):
+    lonely = (
+        left_alone(p["socket"], rows, known, operators, module.check_mode) if drain and p["others"] and todo else []
+    )
+    if lonely:
         module.fail_json(
             msg=(
-                f"{host}: without {', '.join(known)} no replica of {', '.join(alone(rows, known))} is admitted at this gateway. "
-                "Nothing was drained. Have another one serve first, or allow the outage: vllm_service_allow_outage: true"
+                f"{host}: without {', '.join(known)} no replica of {', '.join(lonely)} is admitted at this gateway. "
+                "Nothing was drained. Have another one serve first (playbooks/gateway.yml lets in one that is new), or allow the outage: "
+                "vllm_service_allow_outage: true"
             )
         )
     wanted = sorted({*operators, *known}) if drain and p["keep"] else operators

@@ -23,8 +23,9 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         "the host is down, or something on the way drops SSH: try `ssh HOST` from this machine",
     ),
     (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "the host was installed anew, or somebody is in between: make sure, then `ssh-keygen -R HOST`",
+        r"the host's SSH key has changed",
+        "the host was installed anew, or somebody is in between: compare with `ssh-keygen -lf /etc/ssh/ssh_host_TYPE_key.pub` on its own "
+        "console, then have the former key forgotten as said here, and the new one known (`ssh HOST` once)",
     ),
     (
         r"Host key verification failed|Host Key checking is enabled",
@@ -88,6 +89,12 @@ _COMMAND = re.compile(
     r" In some cases, you may have been able to authenticate.*?(?=Failed command was|$)|Failed command was: .*(?=, exited)",
     re.DOTALL,
 )
+# What OpenSSH (sshconnect.c, and Debian's words on how to remove it) says in fifteen lines of a host whose key is another one.
+_CHANGED = re.compile(
+    r"REMOTE HOST IDENTIFICATION HAS CHANGED.*?fingerprint for the (?P<type>\S+) key sent by the remote host is\s+(?P<print>\S+?)\.?\s"
+    r".*?Offending \S+ key in (?P<file>.+?):(?P<line>\d+)\s+(?:remove with:\s+(?P<remove>ssh-keygen [^\n]+))?",
+    re.DOTALL,
+)
 # Lines that come with every message of its kind and say nothing.
 _EMPTY = re.compile(
     r"^(See stdout/stderr for the exact error|Shared connection to \S+ closed\.|The error appears to be in|be elsewhere in the file|"
@@ -126,6 +133,12 @@ def _label(item: Mapping[str, Any]) -> str:
 
 
 def _clean(said: str) -> str:
+    if changed := _CHANGED.search(said):
+        forget = (changed["remove"] or f"ssh-keygen -f '{changed['file']}' -R HOST").strip()
+        return (
+            f"Failed to connect to the host via ssh: the host's SSH key has changed. It sent {changed['type']} {changed['print']}, another one "
+            f"than in line {changed['line']} of {changed['file']}, which `{forget}` forgets"
+        )
     said = _COMMAND.sub("", said).replace("., exited with result", ": exit status")
     kept = [line.rstrip() for line in said.splitlines() if not _EMPTY.match(line.strip())]
     place = next((number for number, line in enumerate(kept) if line.strip() == "^ here"), None)

@@ -37,6 +37,7 @@ HEAVY = (
     "gpu_driver",
     "gpu_driver_nvidia",
     "gpu_driver_upgrade",
+    "life",
     "monitoring",
     "strangers",
     "teardown",

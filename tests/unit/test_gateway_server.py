@@ -46,9 +46,9 @@ def played(monkeypatch, tmp_path):
     monkeypatch.setattr(gateway_server.haproxy_socket, "tell", servers.tell)
     monkeypatch.setattr(gateway_server.haproxy_socket, "keep", lambda *_: None)
 
-    def ask(state, *names, **more):
+    def ask(state, *names, check=False, **more):
         class Module:
-            check_mode = False
+            check_mode = check
 
             def __init__(self, argument_spec, supports_check_mode):
                 told = {name: entry.get("default") for name, entry in argument_spec.items()}
@@ -109,6 +109,66 @@ def test_nothing_is_taken_aside_where_no_other_is_let_in(gateway):
     assert "no replica of chat is admitted" in ask("drained", "chat/chat.0", others=True)["msg"]
     assert servers.status("chat/chat.0") == "UP"
     assert ask("drained", "chat/chat.0")["changed"]
+
+
+class Clock:
+    """Time that passes while somebody sleeps; meanwhile something may happen to the servers."""
+
+    def __init__(self, happens=lambda now: None):
+        self.now, self.happens = 0.0, happens
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.happens(self.now)
+
+
+def test_one_that_was_just_started_is_waited_for_before_the_next_is_taken_aside(gateway, monkeypatch):
+    """It is down at the gateway until the agent's next probe and the gateway's next check: nobody served meanwhile."""
+    servers, ask = gateway
+    servers.up["chat/chat.1"] = False
+    clock = Clock(lambda now: servers.up.update({"chat/chat.1": now >= 4}))
+    monkeypatch.setattr(gateway_server, "time", clock)
+    assert ask("drained", "chat/chat.0", others=True)["changed"]
+    assert servers.status("chat/chat.1") == "UP"
+    assert 4 <= clock.now < 5
+
+
+def test_one_that_does_not_come_keeps_the_other_in(gateway, monkeypatch):
+    servers, ask = gateway
+    servers.up["chat/chat.1"] = False
+    monkeypatch.setattr(gateway_server, "time", Clock())
+    assert "Nothing was drained" in ask("drained", "chat/chat.0", others=True)["msg"]
+    assert servers.status("chat/chat.0") == "UP"
+
+
+def test_one_that_an_operator_drained_is_not_waited_for(gateway, monkeypatch):
+    _servers, ask = gateway
+    ask("drained", "chat/chat.1", keep=True)
+    clock = Clock()
+    monkeypatch.setattr(gateway_server, "time", clock)
+    assert "Nothing was drained" in ask("drained", "chat/chat.0", others=True)["msg"]
+    assert clock.now == 0
+
+
+def test_check_mode_counts_on_what_the_run_itself_lets_in_before(gateway):
+    """And on nothing that an operator drained."""
+    servers, ask = gateway
+    ask("drained", "chat/chat.1")
+    assert ask("drained", "chat/chat.0", others=True, check=True)["changed"]
+    assert servers.status("chat/chat.0") == "UP"
+    ask("drained", "chat/chat.1", keep=True)
+    assert "Nothing was drained" in ask("drained", "chat/chat.0", others=True, check=True)["msg"]
+
+
+def test_what_rests_for_maintenance_is_not_let_in_before_the_configuration_says_so(gateway):
+    """A run that has no play for gateways drains it, and would have let it in at its end."""
+    servers, ask = gateway
+    ask("drained", "chat/chat.1")
+    assert not ask("repaired", resting=["chat/chat.1"])["changed"]
+    assert servers.status("chat/chat.1") == "DRAIN"
 
 
 def test_what_its_configuration_has_out_of_service_is_repaired_by_nobody(gateway):

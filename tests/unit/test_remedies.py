@@ -84,6 +84,43 @@ def test_words_of_ssh_sudo_and_ansible_have_a_remedy(said, helps):
     assert helps in remedies.explained(said)
 
 
+# OpenSSH 9.2p1 of Debian 12, of a lab host that was made anew, as ansible-core 2.18 passes it on.
+CHANGED = """Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@\r
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
+Someone could be eavesdropping on you right now (man-in-the-middle attack)!\r
+It is also possible that a host key has just been changed.\r
+The fingerprint for the ED25519 key sent by the remote host is\r
+SHA256:Yc8W3SUPPOSED0f7XyV4mZbB2C0vLQe9hHn1u4o3kQw.\r
+Please contact your system administrator.\r
+Add correct host key in /home/me/.ssh/known_hosts to get rid of this message.\r
+Offending ED25519 key in /home/me/.ssh/known_hosts:2\r
+{remove}Host key for 192.0.2.12 has changed and you have requested strict checking.\r
+Host key verification failed."""
+
+
+@pytest.mark.parametrize(
+    ("remove", "forgets"),
+    [
+        (
+            '  remove with:\r\n  ssh-keygen -f "/home/me/.ssh/known_hosts" -R "192.0.2.12"\r\n',
+            '`ssh-keygen -f "/home/me/.ssh/known_hosts" -R "192.0.2.12"` forgets',
+        ),
+        ("", "`ssh-keygen -f '/home/me/.ssh/known_hosts' -R HOST` forgets"),
+    ],
+    ids=["debian", "others"],
+)
+def test_a_host_that_was_made_anew_is_told_in_one_line_with_what_to_compare_and_what_to_do(remove, forgets):
+    told = remedies.explained(remedies.message({"msg": CHANGED.format(remove=remove), "unreachable": True}))
+    assert len(told.splitlines()) == 1
+    assert "the host's SSH key has changed. It sent ED25519 SHA256:Yc8W3SUPPOSED0f7XyV4mZbB2C0vLQe9hHn1u4o3kQw," in told
+    assert "line 2 of /home/me/.ssh/known_hosts" in told
+    assert forgets in told
+    assert "The host was installed anew, or somebody is in between" in told
+    assert "say yes" not in told
+
+
 def test_a_message_of_a_role_is_left_as_it_is():
     said = "chat.0 did not answer: Connection refused on 198.51.100.11:8000. Look at journalctl -u vllm@chat.0"
     assert remedies.explained(said) == said

@@ -94,7 +94,8 @@ def test_nothing_starts_beside_an_instance_that_nobody_names():
     states["a"][0]["strangers"] = ["old.0"]
     done = actions(PLAN, states)
     assert done["start"] == []
-    assert "systemctl disable --now vllm@old.0" in done["refuse"][0]["message"]
+    assert "vllm@old.0 runs on a" in done["refuse"][0]["message"]
+    assert "scripts/fleet teardown -i INVENTORY old (" in done["refuse"][0]["message"]
 
 
 # -- back to what served before a change ------------------------------------------------------------------------------------
