@@ -91,9 +91,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import gateway, haproxy_socket
 
 PAUSE = 0.25  # seconds between two looks
-COMING = (
-    30  # seconds that another server gets until it is admitted: the agent's next probe, and the gateway's next check
-)
+# Seconds that another server gets until it is admitted: the agent's next probe, and the gateway's next check.
+COMING = 30
 
 
 def look(path):
