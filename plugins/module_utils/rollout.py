@@ -24,7 +24,9 @@ def actions(
                   not part of the run (--limit), have failed in it or could not be reached are absent
     started       instances that this run has started already: they serve now, as far as their hosts are still there
     start         instances to start on all their hosts; nothing of them serves now
-    restart       instances to stop and start, in this order, one after the other
+    restart       instances to stop and start, in this order, one after the other; first what an earlier run did not finish
+    unjudged      of these, what an earlier run changed, or stopped for a change, and was cut off before it judged the outcome
+    judge         of these, what serves as wanted: only the outcome is to be judged
     refuse        what is needed and must not be done now: instance, its hosts in this run, message
     """
     known = {
@@ -34,7 +36,7 @@ def actions(
         if "restart_reasons" in result
     }
     serving = _serving(plan, known, started)
-    out: Dict[str, List[Any]] = {"start": [], "restart": [], "refuse": []}
+    out: Dict[str, List[Any]] = {"start": [], "restart": [], "unjudged": [], "judge": [], "refuse": []}
     for instance, replica in plan["replicas"].items():
         ranks = {host: known[instance, host] for host in replica["hosts"] if (instance, host) in known}
         if not ranks or instance in started or all(rank["settled"] for rank in ranks.values()):
@@ -53,10 +55,15 @@ def actions(
             out["start"].append(instance)
         elif len(active) < len(ranks) or allow_outage or any(other in serving for other in others):
             out["restart"].append(instance)
+            if any(rank.get("unjudged") for rank in ranks.values()):
+                out["unjudged"].append(instance)
+            if all(rank.get("only_unjudged") for rank in ranks.values()):
+                out["judge"].append(instance)
         else:
             message = _outage(instance, replica, reasons)
         if message:
             out["refuse"].append({"instance": instance, "hosts": list(ranks), "message": message})
+    out["restart"].sort(key=lambda instance: instance not in out["unjudged"])
     return out
 
 
@@ -89,14 +96,16 @@ def returns(results: Mapping[str, Sequence[Result]], instance: str, host: str) -
     """As `starts`, to bring back on one host what a replica ran before it was changed; empty where there is nothing to go back to.
 
     results     host to the results that the change began with, as of `actions`
-    Only where every rank served, and with another generation: one rank alone never gets in, and what failed is not tried again.
+    Only where every rank served, and with another generation: one rank alone never gets in, and what failed is not tried again. What
+    an earlier run stopped for a change that it did not finish (`unjudged`) served, too.
     """
     ranks = {
         name: result for name, all_of in results.items() for result in all_of if result["item"]["instance"] == instance
     }
     if host not in ranks or set(ranks) != set(ranks[host]["item"]["hosts"]):
         return []
-    if not all(r["active"] == "active" and r["running_generation"] not in (None, "", r["id"]) for r in ranks.values()):
+    served = all(rank["active"] == "active" or rank.get("unjudged") for rank in ranks.values())
+    if not served or any(rank["running_generation"] in (None, "", rank["id"]) for rank in ranks.values()):
         return []
     return starts([{**ranks[host], "id": ranks[host]["running_generation"]}], [instance])
 

@@ -43,7 +43,7 @@ options:
     elements: str
     default: []
   resting:
-    description: For C(repaired). Servers that stay as they are, since a host of theirs is in maintenance.
+    description: For C(repaired). Servers that stay as they are, such as those with a host in maintenance.
     type: list
     elements: str
     default: []

@@ -89,7 +89,9 @@ active: {description: systemd's ActiveState of the unit., returned: always, type
 running: {description: Whether the unit has a process., returned: always, type: bool}
 enabled: {description: Whether the unit starts at boot., returned: always, type: bool}
 settled: {description: "Whether it is active with nothing to restart for, starts at boot, and C(current) points at it.", returned: always, type: bool}
-running_generation: {description: ID that the running process was started from., returned: always, type: str}
+running_generation: {description: "ID that the running process was started from; of a change that nobody has judged, the one before it.", returned: always, type: str}
+unjudged: {description: "What is kept of a change that nobody has judged (O(gpu_fleet.vllm.instance#module:unjudged)), or empty.", returned: always, type: dict}
+only_unjudged: {description: Whether that is all there is to do., returned: always, type: bool}
 strangers: {description: Instances that run here and that the plan does not name., returned: always, type: list, elements: str}
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
 """
@@ -102,7 +104,7 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits, probe, units
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits, probe, units, unjudged
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """
@@ -365,6 +367,19 @@ def restart_reasons(module, generation):
     return reasons
 
 
+def to_judge(module, generation, reasons, changes):
+    """What is kept of a change that nobody has judged, which is a reason to look at it; nothing is to be judged where what served before it
+    is wanted again."""
+    kept = unjudged.read(generation.home)
+    if kept.get("former") == generation.id:
+        unjudged.forget(generation.home, module.check_mode)
+        changes.append(unjudged.NAME)
+        return {}
+    if kept:
+        reasons.append(unjudged.REASON)
+    return kept
+
+
 def main():
     os.umask(0o022)  # a hardened host's own would hide what is made here from the service user
     module = AnsibleModule(
@@ -432,6 +447,8 @@ def main():
     reasons = restart_reasons(module, generation)
     changes += keep_key(module, secrets, key_line, any("refuses the key" in reason for reason in reasons))
     unit = generation.unit
+    right = unit.active == "active" and not reasons and unit.enabled and points_at(current, generation.id)
+    open_change = to_judge(module, generation, reasons, changes)
     result = {
         "changed": bool(changes),
         "id": generation.id,
@@ -441,8 +458,10 @@ def main():
         "active": unit.active,
         "running": unit.running,
         "enabled": unit.enabled,
-        "settled": unit.active == "active" and not reasons and unit.enabled and points_at(current, generation.id),
-        "running_generation": unit.generation,
+        "settled": right and not reasons,
+        "running_generation": open_change.get("former") or unit.generation,
+        "unjudged": open_change,
+        "only_unjudged": right and bool(reasons),
         "restart_reasons": reasons,
         "strangers": strangers(p["planned"]),
     }

@@ -11,6 +11,7 @@ description:
     worker once its head is healthy. It ends within seconds of the unit's end, of a lost rank, or of another host's failure, with the
     journal's lines that say why, and leaves the unit stopped, so that nothing restarts in a circle.
   - C(stopped) stops the unit and waits for the end.
+  - C(judged) ends what O(unjudged) began.
   - From C(stopped) or C(started) until C(watched) has ended, the agent of the instance keeps its hands off; a file in its run time folder
     tells it so, with the time until when, so that a play that was cut short does not keep it from healing for ever.
 author: The gpu_fleet authors
@@ -22,7 +23,7 @@ options:
   state:
     description: What to reach.
     type: str
-    choices: [started, watched, stopped]
+    choices: [started, watched, stopped, judged]
     default: started
   generation:
     description: ID of the generation to run. Needed for C(started).
@@ -32,6 +33,13 @@ options:
       - For C(started), to go back after a change that failed. ID of the generation that the link C(previous) is to point at again; empty
         takes the link away. Without it, C(previous) becomes what C(current) was.
     type: str
+  unjudged:
+    description:
+      - For C(stopped), before a change. C(former), the generation that serves, and C(said), what it answered (M(gpu_fleet.vllm.answers); empty on
+        a host without its API). Kept on the host until C(judged), so that after a run that was cut off the next one can judge, and go back.
+      - Empty keeps nothing.
+    type: dict
+    default: {}
   root:
     description: Folder of all instances.
     type: path
@@ -110,7 +118,7 @@ import os
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units, unjudged
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.journal import kind, why
 
 PAUSE = 0.5  # seconds between two looks
@@ -296,9 +304,10 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "instance": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["started", "watched", "stopped"], "default": "started"},
+            "state": {"type": "str", "choices": ["started", "watched", "stopped", "judged"], "default": "started"},
             "generation": {"type": "str"},
             "previous": {"type": "str"},
+            "unjudged": {"type": "dict", "default": {}},
             "root": {"type": "path", "default": "/etc/vllm"},
             "invocation": {"type": "str", "default": ""},
             "hosts": {"type": "list", "elements": "str", "default": []},
@@ -318,7 +327,10 @@ def main():
     if p["state"] == "watched":
         pending = False if module.check_mode else watch(module, unit)
         module.exit_json(changed=False, pending=pending, active=units.show(p["instance"]).active)
-    link = os.path.join(p["root"], p["instance"], "current")
+    home = os.path.join(p["root"], p["instance"])
+    if p["state"] == "judged":
+        module.exit_json(changed=unjudged.forget(home, module.check_mode), active=unit.active)
+    link = os.path.join(home, "current")
     before = {"state": unit.active, "generation": current_generation(link)}
     former = {}
     if p["state"] == "stopped":
@@ -337,6 +349,8 @@ def main():
         "diff": {"before": before, "after": {**before, **after}},
     }
     if p["state"] == "stopped" and not module.check_mode:
+        if p["unjudged"]:
+            unjudged.keep(home, p["unjudged"])
         # Also when nothing runs: what the agent holds until it can start it is now stopped by the play.
         keep_agent_off(p["instance"], STOPPED)
     if changed and not module.check_mode:

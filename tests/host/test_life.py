@@ -335,6 +335,26 @@ def test_killed_after_the_switch_of_a_replica(hosts, light, tmp_path):
     repaired(hosts, light, "first")
 
 
+def test_killed_after_the_switch_to_what_answers_nonsense(hosts, light, tmp_path):
+    """The run that was killed can judge it no more: the next one does, by what was answered before, and takes it back."""
+    nonsense = {"vllm_services": [{**CHAT, "env": {"STANDIN_SAYS": "!!!!"}}]}
+    former = hosts["gpu-01"].check_output("readlink /etc/vllm/chat.0/current")
+    other = invocation(hosts["gpu-02"], "chat.1")
+    switched = f"until test $(readlink /etc/vllm/chat.0/current) != {former}; do sleep 0.02; done"
+    killed = killed_when(hosts["gpu-01"], switched, tmp_path, **nonsense, **release("first"))
+    assert killed.alive, killed.said[-2000:]
+    wait(lambda: runs(hosts["gpu-01"], "chat.0") == "first", "it does not come up")
+    told = verify(**nonsense, **release("first"))
+    assert told.status == 0 and "Call it judged" in told.said, told.said[-3000:]
+    run = play(playbook=UPGRADE, **nonsense, **release("first"))
+    assert run.status != 0
+    assert "0 of 8 answers begin as before" in run.said
+    assert f"chat.0 serves again as before, with generation {former.rpartition('/')[2]}" in run.said
+    assert hosts["gpu-01"].check_output("readlink /etc/vllm/chat.0/current") == former
+    assert invocation(hosts["gpu-02"], "chat.1") == other
+    repaired(hosts, light, "first")
+
+
 def test_killed_while_a_replica_is_drained(hosts, light, tmp_path):
     before = {name: invocation(hosts[name], f"chat.{number}") for number, name in enumerate(HOSTS[:2])}
     flights = [Flight(40) for _ in range(2)]

@@ -24,11 +24,12 @@ def results(**states):
     return made
 
 
+NOTHING = {"start": [], "restart": [], "unjudged": [], "judge": [], "refuse": []}
 WELL, OFF, OLD = {}, {"active": "inactive"}, {"reasons": ["it runs generation 1, wanted is 2"]}
 
 
 def test_nothing_to_do():
-    assert actions(PLAN, results(a=WELL, b=WELL, c=WELL, d=WELL)) == {"start": [], "restart": [], "refuse": []}
+    assert actions(PLAN, results(a=WELL, b=WELL, c=WELL, d=WELL)) == NOTHING
 
 
 def test_stopped_replicas_start():
@@ -59,7 +60,7 @@ def test_a_replica_whose_hosts_are_not_all_here_is_not_touched():
         done = actions(PLAN, results(a=state))
         assert done["start"] == done["restart"] == []
         assert "b is not part of this run" in done["refuse"][0]["message"]
-    assert actions(PLAN, results(a=WELL)) == {"start": [], "restart": [], "refuse": []}
+    assert actions(PLAN, results(a=WELL)) == NOTHING
 
 
 def test_a_failed_host_has_no_result():
@@ -72,7 +73,7 @@ def test_a_replica_that_this_run_started_lets_the_other_restart():
     states = results(a=OFF, b=OFF, c=OLD, d=OLD)
     assert actions(PLAN, states)["start"] == ["chat.0"]
     done = actions(PLAN, states, started=["chat.0"])
-    assert done == {"start": [], "restart": ["chat.1"], "refuse": []}
+    assert done == {**NOTHING, "restart": ["chat.1"]}
 
 
 def test_a_replica_whose_start_failed_lets_nothing_restart():
@@ -96,6 +97,45 @@ def test_nothing_starts_beside_an_instance_that_nobody_names():
     assert done["start"] == []
     assert "vllm@old.0 runs on a" in done["refuse"][0]["message"]
     assert "scripts/fleet teardown -i INVENTORY old (" in done["refuse"][0]["message"]
+
+
+# -- what an earlier run was cut off in -------------------------------------------------------------------------------------
+
+CUT_OFF = "the run that changed it was cut off before its answers were compared with those before"
+
+
+def opened(states, *hosts, only=True):
+    """These hosts' ranks were changed by a run that did not judge it."""
+    for name in hosts:
+        states[name][0].update(unjudged={"former": "1", "said": {}}, only_unjudged=only)
+    return states
+
+
+def test_what_was_changed_and_not_judged_is_judged_first_and_not_restarted_for_it():
+    cut = {"reasons": [CUT_OFF], "settled": False}
+    done = actions(PLAN, opened(results(a=OLD, b=OLD, c=cut, d=cut), "c", "d"))
+    assert done == {**NOTHING, "restart": ["chat.1", "chat.0"], "unjudged": ["chat.1"], "judge": ["chat.1"]}
+
+
+def test_where_a_rank_is_not_what_is_wanted_all_are_restarted():
+    cut = {"reasons": [CUT_OFF], "settled": False}
+    states = opened(results(a=WELL, b=WELL, c=cut, d=OLD), "c")
+    done = actions(PLAN, opened(states, "d", only=False))
+    assert done == {**NOTHING, "restart": ["chat.1"], "unjudged": ["chat.1"]}
+
+
+def test_what_was_stopped_for_a_change_is_judged_too_and_needs_nobody_beside_it():
+    """It would be started, and never compared."""
+    off = {"active": "inactive", "reasons": [CUT_OFF], "settled": False}
+    done = actions(PLAN, opened(results(a=OFF, b=OFF, c=off, d=off), "c", "d", only=False))
+    assert done == {**NOTHING, "start": ["chat.0"], "restart": ["chat.1"], "unjudged": ["chat.1"]}
+
+
+def test_what_an_earlier_run_stopped_for_a_change_goes_back_too():
+    ranks = {"a": [{**ran(0, active="inactive"), "unjudged": {"former": "old"}}], "b": [ran(1)]}
+    assert returns(ranks, "chat.0", "a")[0]["generation"] == "old"
+    ranks["b"] = [ran(1, active="inactive")]
+    assert returns(ranks, "chat.0", "a") == []
 
 
 # -- back to what served before a change ------------------------------------------------------------------------------------
