@@ -33,6 +33,10 @@ FAILED = {
     KEPT / "unit-engine-killed.log": ("engine_dead_clean_exit", "engine core exited unexpectedly"),
     KEPT / "unit-cache-halved.log": ("compile_cache_corrupt", "Compiling model again due to a load failure"),
     KEPT / "unit-killed-while-compiling.log": ("killed_on_request", "on client request"),
+    # On Ray (docs/validation/2026-11-30-ratio-ray-speculation-h200.md): its worker killed, and servers that had another token or none.
+    KEPT / "unit-ray-worker-killed.log": ("ray_actor_died", "Worker exit type: SYSTEM_ERROR"),
+    KEPT / "ray-token-wrong.log": ("ray_token_refused", "InvalidAuthToken"),
+    KEPT / "ray-token-missing.log": ("ray_token_refused", "InvalidAuthToken"),
 }
 
 
@@ -68,7 +72,10 @@ def test_a_killed_engine_asks_for_the_kernels_lines():
     assert any("journalctl -k" in entry["command"] for entry in told["unknown"])
 
 
-@pytest.mark.parametrize("name", ["unit-engine-killed", "unit-cache-halved", "unit-killed-while-compiling"])
+@pytest.mark.parametrize(
+    "name",
+    ["unit-engine-killed", "unit-cache-halved", "unit-killed-while-compiling", "unit-ray-worker-killed"],
+)
 def test_what_healed_is_the_same_answer_marked_as_over(name):
     """The same journals, and after them the server that the agent's restart brought back."""
     path = KEPT / f"{name}.log"
