@@ -10,16 +10,22 @@ DAY.json says where everything is and what is done, in order (docs/validation ha
 Steps, each a mapping with one of
     play       inventory to serve; `again: true` runs it twice, and the second must change nothing
     stop       units that are stopped and disabled
-    hand       a server by hand: {name, gpus, arguments, environment, port}; it ends at `end: NAME`
+    start      units that are enabled and started, by name: {UNIT: URL}; until each answers
+    hand       a server by hand: {name, gpus, arguments, environment, port}; it ends at `end: NAME`. With `unit: true` it runs
+               in the root as a unit with what vllm@.service says, but for its limits and the agent that watches it
     bench      loads on servers, all at once: {name, servers: {LABEL: URL}, concurrencies, repeats, seconds}
+    rounds     loads on servers, one server after the other and in another order each round, by one load generator that lives
+               as long as the day: {name, servers: {LABEL: URL}, loads: [{name, concurrency, prompts, ...}], rounds}
     accept     playbooks/accept.yml with an inventory and variables
-    fault      {name, unit, url, kill: TITLE | halve: FOLDER | cut: TEXT, dropin: {...}}: what then happens without help
+    fault      {name, unit, url, kill: TITLE | halve: FOLDER | cut: TEXT, dropin: {...}}: what then happens without help; `of` is
+               the unit that has the process to kill, where it is not the server's
     command    run inside the root; what it prints is kept
 RESULTS gets results.json, rewritten after every step, and the logs. Only what this started is ended, by its process id.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -39,11 +45,33 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "plugins")]
 import booted_root  # noqa: E402
 
+bench_plan = importlib.import_module("module_utils.bench_plan")
+
 READY = 420.0  # seconds that a start may take
 MAIN = """import sys
 from gpu_fleet_bench import bench_driver
 sys.exit(bench_driver.main(sys.argv[1:]))
 """
+# The generator of `rounds`: a run and its words on each line of its input, what it brought on a line of its output. vLLM is
+# imported once, which takes longer than a run.
+BY_LINE = """import json, os, sys
+from gpu_fleet_bench import bench_driver
+os.environ["OPENAI_API_KEY"] = os.environ.pop("VLLM_API_KEY")
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+out, sys.stdout = sys.stdout, sys.stderr
+serve = bench_driver.vllm()
+print("ready", file=out, flush=True)
+for line in sys.stdin:
+    told = json.loads(line)
+    print(json.dumps(bench_driver.one(told["run"], told["words"], serve)), file=out, flush=True)
+"""
+# What /metrics says of speculation, the prefix cache and preemption (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py).
+COUNTED = re.compile(
+    r"^vllm:(spec_decode_num_drafts|spec_decode_num_draft_tokens|spec_decode_num_accepted_tokens|prefix_cache_hits"
+    r"|num_preemptions)_total\{[^}]*\} ([0-9.e+]+)$",
+    re.MULTILINE,
+)
+CLOCKS = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader,nounits"]
 
 
 class Day:
@@ -54,6 +82,9 @@ class Day:
         self.found: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.hands: dict[str, subprocess.Popen[bytes]] = {}
+        self.units: set[str] = set()  # of those by hand
+        self.generator: subprocess.Popen[str] | None = None
+        self.awake = False  # whether the generator has imported vLLM
         self.meetings: dict[str, threading.Barrier] = {}
         self.began, self.seed = time.monotonic(), 1
         self._program()
@@ -168,6 +199,14 @@ class Day:
         time.sleep(2)  # the driver gives memory back a moment after the last process
         self.keep(lane, step, time.monotonic() - began, memory=memory())
 
+    def start(self, lane: int, step: dict[str, Any]) -> None:
+        began = time.monotonic()
+        for unit in step["start"]:
+            self.inside("systemctl", "enable", "--now", f"vllm-agent@{unit}")
+            self.inside("systemctl", "enable", "--now", "--no-block", f"vllm@{unit}")
+        texts = {unit: self.until_answers(url)[1] for unit, url in step["start"].items()}
+        self.keep(lane, step, time.monotonic() - began, texts=texts, memory=memory())
+
     def hand(self, lane: int, step: dict[str, Any]) -> None:
         told, began = step["hand"], time.monotonic()
         environment = {
@@ -180,8 +219,11 @@ class Day:
             "VLLM_LOGGING_COLOR": "0",
             **told.get("environment", {}),
         }
-        Path(environment["HOME"]).mkdir(exist_ok=True)
         command = [str(self.release / "bin/vllm"), "serve", *told["arguments"], "--port", str(told["port"])]
+        if told.get("unit"):
+            self.hand_as_unit(lane, step, command, environment)
+            return
+        Path(environment["HOME"]).mkdir(exist_ok=True)
         with self.log(told["name"]).open("wb") as out:
             process = subprocess.Popen(
                 command,
@@ -193,11 +235,41 @@ class Day:
             )
         self.hands[told["name"]] = process
         url = f"http://127.0.0.1:{told['port']}"
-        _, text = self.until_answers(url, lambda: process.poll() is None)
+        _, text = self.until_answers(url, lambda: process.poll() is None, told.get("limit", READY))
         self.keep(lane, step, time.monotonic() - began, ready=text is not None, exit=process.poll(), memory=memory())
+
+    def hand_as_unit(self, lane: int, step: dict[str, Any], command: list[str], environment: dict[str, str]) -> None:
+        """The same command as a unit of its own that has the sandbox of the role's."""
+        told, began = step["hand"], time.monotonic()
+        unit, cache = f"try-{told['name']}.service", f"/var/cache/vllm/try-{told['name']}"
+        environment["HOME"] = cache
+        text = (self.root / "root/etc/systemd/system/vllm@.service").read_text(encoding="utf-8")
+        text = text.replace(
+            "[Install]", "".join(f'Environment="{k}={v}"\n' for k, v in environment.items()) + "[Install]"
+        )
+        text = text.replace("Restart=always\n", "")
+        own = f"CacheDirectory=vllm/try-{told['name']}\nWorkingDirectory={cache}\nDevicePolicy=closed\n"
+        own += f"DeviceAllow=char-nvidia* rw\nExecStart={shlex.join(command)}\n"
+        place = self.root / "root/etc/systemd/system" / unit
+        place.touch(mode=0o600)  # it has the key
+        place.write_text(text.replace("[Install]", own + "[Install]"), encoding="utf-8")
+        since = self.now()
+        self.inside("systemctl", "daemon-reload")
+        self.inside("systemctl", "start", unit)
+        self.units.add(told["name"])
+        running = ("systemctl", "is-active", "--quiet", unit)
+        url, limit = f"http://127.0.0.1:{told['port']}", told.get("limit", READY)
+        _, said = self.until_answers(url, lambda: not self.inside(*running).returncode, limit)
+        self.journal(unit, told["name"], since)
+        self.keep(lane, step, time.monotonic() - began, ready=said is not None, memory=memory())
 
     def end(self, lane: int, step: dict[str, Any]) -> None:
         began = time.monotonic()
+        if step["end"] in self.units:
+            self.units.remove(step["end"])
+            self.inside("systemctl", "stop", f"try-{step['end']}.service")
+            self.keep(lane, step, time.monotonic() - began, memory=memory())
+            return
         process = self.hands.pop(step["end"])
         end_session(process)
         time.sleep(2)
@@ -280,6 +352,96 @@ class Day:
                 brought[label] = [{"problem": f"{error}: {(folder / 'log').read_text(errors='replace')[-600:]}"}]
         self.keep(lane, step, time.monotonic() - began, runs=brought)
 
+    def generate(self, run: dict[str, Any], words: list[str]) -> dict[str, Any]:
+        """One run of the generator that lives as long as the day."""
+        if self.generator is None:
+            self.wake_generator()
+        assert self.generator and self.generator.stdin and self.generator.stdout
+        if not self.awake:
+            self.awake = self.generator.stdout.readline() == "ready\n"
+        self.generator.stdin.write(json.dumps({"run": run, "words": words}) + "\n")
+        self.generator.stdin.flush()
+        line = self.generator.stdout.readline()
+        if not line:
+            raise OSError(f"the load generator ended: {self.log('generator').read_text(errors='replace')[-600:]}")
+        brought: dict[str, Any] = json.loads(line)
+        return brought
+
+    def wake_generator(self) -> None:
+        (Path("/tmp/day/program") / "by_line.py").write_text(BY_LINE, encoding="utf-8")
+        environment = {
+            "PATH": self.told["path"],
+            "HOME": "/tmp/day/program",
+            "VLLM_API_KEY": self.key,
+            "CUDA_VISIBLE_DEVICES": "",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": "/tmp/day/program",
+        }
+        with self.log("generator").open("wb") as errors:
+            self.generator = subprocess.Popen(
+                [str(self.release / "bin/python"), "-B", "/tmp/day/program/by_line.py"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+
+    def counted(self, url: str) -> dict[str, float]:
+        request = urllib.request.Request(f"{url}/metrics")
+        request.add_header("Authorization", f"Bearer {self.key}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return {name: float(value) for name, value in COUNTED.findall(answer.read().decode())}
+
+    def rounds(self, lane: int, step: dict[str, Any]) -> None:
+        told, began, runs = step["rounds"], time.monotonic(), []
+        labels = list(told["servers"])
+        models = {label: self.ask(url, "/v1/models")[1] for label, url in told["servers"].items()}
+        for number in range(told.get("rounds", 1)):
+            # Whoever comes first in a round is another one each time, and every second round goes backwards.
+            order = labels[number % len(labels) :] + labels[: number % len(labels)]
+            for label in order if number % 2 == 0 else order[::-1]:
+                for load in told["loads"]:
+                    if models[label] and label not in load.get("not", []):
+                        runs.append(self.one_load(told, label, models[label]["data"][0]["id"], load, number))
+        self.keep(lane, step, time.monotonic() - began, runs=runs)
+
+    def one_load(
+        self, told: dict[str, Any], label: str, model: str, load: dict[str, Any], number: int
+    ) -> dict[str, Any]:
+        url = told["servers"][label]
+        with self.lock:
+            self.seed += 1  # the same prompts again would come out of the prefix cache
+        path = load.get("path")
+        job = {"base_url": url, "model": model, "tokenizer": told["tokenizer"], "path": path}
+        run = {
+            "kind": "sweep",
+            "concurrency": load["concurrency"],
+            "rate": None,
+            "repeat": number,
+            "input_tokens": load.get("input", 1024),
+            "output_tokens": load.get("output", 128),
+            "dataset": "jsonl" if path else "random",
+            "seed": self.seed,
+            "prompts": load["prompts"],
+        }
+        words = [*bench_plan.arguments(job, run), *load.get("words", [])]
+        before, clocks = self.counted(url), []
+        look = threading.Timer(1.5, lambda: clocks.append(seen(CLOCKS)))
+        look.start()
+        brought = self.generate(run, words)
+        look.cancel()
+        grown = {name: value - before.get(name, 0.0) for name, value in self.counted(url).items()}
+        entry = {"server": label, "load": load["name"], "round": number, "cores": brought["generator_cores"]}
+        entry.update(clocks=clocks, counted=grown, **brought["result"])
+        if brought["problem"] or brought["errors"]:
+            entry.update(problem=brought["problem"], errors=brought["errors"])
+        return entry
+
     def fault(self, lane: int, step: dict[str, Any]) -> None:
         told, began = step["fault"], time.monotonic()
         unit, since = f"vllm@{told['unit']}.service", self.now()
@@ -323,7 +485,7 @@ class Day:
         if told.get("cut"):
             return {"cut_at": self.cut(told, unit, since)}
         if told.get("kill"):
-            titles = self.titles(unit)
+            titles = self.titles(told.get("of", unit))
             hit = [pid for pid, title in titles.items() if re.search(told["kill"], title)]
             if not hit:
                 return {"problem": "no such process", "processes": sorted(titles.values())}
@@ -382,6 +544,8 @@ class Day:
                 self.keep(number, step, 0, problem=f"{type(error).__name__}: {error}")
 
     def all(self) -> None:
+        if any("rounds" in step for lane in self.told["lanes"] for step in lane):
+            self.wake_generator()
         lanes = [threading.Thread(target=self.lane, args=(number,)) for number in range(len(self.told["lanes"]))]
         try:
             for lane in lanes:
@@ -391,6 +555,19 @@ class Day:
         finally:
             for process in self.hands.values():
                 end_session(process)
+            for name in self.units:
+                self.inside("systemctl", "stop", f"try-{name}.service")
+            if self.generator:
+                self.generator.kill()
+                self.generator.wait()
+
+
+def seen(command: list[str]) -> str:
+    """What a command prints, or why it did not run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return str(error)
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
@@ -424,11 +601,7 @@ def thinned(looks: list[list[Any]]) -> list[list[Any]]:
 
 
 def memory() -> list[str]:
-    run = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-    except (OSError, subprocess.CalledProcessError) as error:
-        return [str(error)]
+    return seen(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).splitlines()
 
 
 def main() -> int:
