@@ -15,6 +15,7 @@ import yaml
 from conftest import REPOSITORY
 from gpu_fleet import acceptances, api, cli_bench
 from gpu_fleet.cli import app
+from gpu_fleet.events import Event
 from gpu_fleet.runs import FleetResult
 from report_world import compared, documents
 from typer.testing import CliRunner
@@ -104,10 +105,8 @@ def played(monkeypatch, folder, outcome="pass"):
         asked.append((playbook, variables))
         run = folder / "2026-11-30T10-00-00Z.json"
         run.write_text(json.dumps({**documents()[0], "name": "2026-11-30T10-00-00Z", "outcome": outcome}))
-        event = type(
-            "Event", (), {"task": acceptances.KEPT, "kind": "other", "raw": {"event_data": {"res": {"dest": str(run)}}}}
-        )
-        on_event(event)
+        told = {"event_data": {"res": {"dest": str(run)}}}
+        on_event(Event("other", 0.0, task=acceptances.KEPT, raw=told))
         return FleetResult(status=int(outcome == "fail"))
 
     monkeypatch.setattr(api, "play", play)
