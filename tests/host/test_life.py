@@ -203,10 +203,10 @@ def all_up(hosts, *instances: str) -> None:
 # -- requests -----------------------------------------------------------------------------------------------------------------
 
 
-def fails(model: str, tokens: int) -> str:
+def fails(model: str, tokens: int, deadline: float = 90) -> str:
     """How a completion through the gateway failed, '' when it did not. The stand-in takes a second a token beyond the first."""
     try:
-        with contextlib.closing(connect(DOOR.url, 90, DOOR.ca)) as link:
+        with contextlib.closing(connect(DOOR.url, deadline, DOOR.ca)) as link:
             reply = send(link, DOOR.key, tokens, model=model)
             content = reply.read()
             if reply.status != 200:
@@ -287,7 +287,7 @@ class Flight(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.failure = fails("chat", self.tokens)
+        self.failure = fails("chat", self.tokens, self.tokens + 300)
 
 
 # -- the controller is killed ---------------------------------------------------------------------------------------------------
