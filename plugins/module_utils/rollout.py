@@ -36,6 +36,7 @@ def actions(
         if "restart_reasons" in result
     }
     serving = _serving(plan, known, started)
+    serving += _coming(plan, known)
     out: Dict[str, List[Any]] = {"start": [], "restart": [], "unjudged": [], "judge": [], "refuse": []}
     for instance, replica in plan["replicas"].items():
         ranks = {host: known[instance, host] for host in replica["hosts"] if (instance, host) in known}
@@ -73,6 +74,17 @@ def _serving(plan: Mapping[str, Any], known: Mapping[Tuple[str, str], Result], s
     for instance, replica in plan["replicas"].items():
         ranks = [known.get((instance, host)) for host in replica["hosts"]]
         if all(rank is not None and (instance in started or rank["active"] == "active") for rank in ranks):
+            found.append(instance)
+    return found
+
+
+def _coming(plan: Mapping[str, Any], known: Mapping[Tuple[str, str], Result]) -> List[str]:
+    """Instances that an earlier run stopped for a change: they come first, and nothing after them is touched unless they serve."""
+    found = []
+    for instance, replica in plan["replicas"].items():
+        ranks = [known.get((instance, host)) for host in replica["hosts"]]
+        free = all(rank is not None and not rank.get("strangers") for rank in ranks)
+        if free and any(rank and rank.get("unjudged") for rank in ranks):
             found.append(instance)
     return found
 

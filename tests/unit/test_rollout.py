@@ -131,6 +131,17 @@ def test_what_was_stopped_for_a_change_is_judged_too_and_needs_nobody_beside_it(
     assert done == {**NOTHING, "start": ["chat.0"], "restart": ["chat.1"], "unjudged": ["chat.1"]}
 
 
+def test_what_was_stopped_for_a_change_comes_first_and_the_others_in_the_same_run():
+    off = {"active": "inactive", "reasons": [CUT_OFF], "settled": False}
+    states = opened(results(a=OLD, b=OLD, c=off, d=off), "c", "d", only=False)
+    done = actions(PLAN, states)
+    assert done == {**NOTHING, "restart": ["chat.1", "chat.0"], "unjudged": ["chat.1"]}
+    # Where it cannot be started nobody stands in for the other one.
+    states["c"][0]["strangers"] = ["old.0"]
+    done = actions(PLAN, states)
+    assert (done["restart"], [entry["instance"] for entry in done["refuse"]]) == ([], ["chat.0", "chat.1"])
+
+
 def test_what_an_earlier_run_stopped_for_a_change_goes_back_too():
     ranks = {"a": [{**ran(0, active="inactive"), "unjudged": {"former": "old"}}], "b": [ran(1)]}
     assert returns(ranks, "chat.0", "a")[0]["generation"] == "old"
