@@ -37,6 +37,12 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (r"you must install the sshpass program", "install sshpass here, or log in with a key"),
     (
+        # ansible-core 2.19 and newer hand a password on by SSH_ASKPASS, and ssh says no more of a wrong one.
+        r"Permission denied \([a-z,-]*password",
+        "the password is wrong, or the host knows neither the user nor the key: say who logs in (ansible_user) and with what "
+        "(ansible_ssh_private_key_file, or ansible_password or --ask-pass)",
+    ),
+    (
         r"Permission denied \((publickey|password|keyboard|gssapi|hostbased)",
         "the host knows neither the user nor the key: say who logs in (ansible_user) and with what (ansible_ssh_private_key_file)",
     ),

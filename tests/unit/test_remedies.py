@@ -58,6 +58,10 @@ def test_every_recorded_failure_is_looked_at():
         ("Invalid/incorrect password: Permission denied, please try again.", "--ask-pass"),
         (
             "Failed to connect to the host via ssh: root@192.0.2.1: Permission denied (publickey,password).",
+            "The password is wrong, or the host knows neither the user nor the key",
+        ),
+        (
+            "Failed to connect to the host via ssh: root@192.0.2.1: Permission denied (publickey).",
             "ansible_user",
         ),
         ("Failed to connect to the host via ssh: Host key verification failed.", "say yes"),
