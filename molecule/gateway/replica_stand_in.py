@@ -4,7 +4,8 @@
 
 The API wants the key, answers any POST with its name, and writes a line a request to /run/NAME.log. A body's `wait` is slept
 before the answer, with `stream` one event comes each `wait` seconds, and `status` is that of the answer. The agent's /ready is 503
-while /run/NAME.unready is there. With PEM, a certificate and its key, the API speaks TLS: then it plays an external upstream.
+while /run/NAME.unready is there. With PEM, a certificate and its key, the API speaks TLS; /run/NAME.pem goes before it, and while
+/run/NAME.clear is there it starts in clear all the same.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ class Listener(http.server.ThreadingHTTPServer):
 
 threading.Thread(target=Listener((ADDRESS, AGENT), Agent).serve_forever, daemon=True).start()
 served = Listener((ADDRESS, API), Api)
-if len(sys.argv) > 6:
+if len(sys.argv) > 6 and not os.path.exists(f"/run/{NAME}.clear"):
     speaking = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    speaking.load_cert_chain(sys.argv[6])
+    other = f"/run/{NAME}.pem"
+    speaking.load_cert_chain(other if os.path.exists(other) else sys.argv[6])
     # The handshake in the thread of the connection: one that never ends one holds up nobody.
     served.socket = speaking.wrap_socket(served.socket, server_side=True, do_handshake_on_connect=False)
 served.serve_forever()

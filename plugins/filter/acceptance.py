@@ -52,6 +52,7 @@ bench_document = Module("bench_document")
 bench_driver = Module("bench_driver")
 bench_plan = Module("bench_plan")
 bench_sample = Module("bench_sample")
+probe = Module("probe")
 
 
 def acceptance_job(plan, settings, folder, watched=None):
@@ -108,7 +109,7 @@ sys.exit(PARTS[sys.argv[1]](sys.argv[2:]))
 
 def acceptance_program(folder):
     files = {"__main__.py": MAIN, "gpu_fleet_bench/__init__.py": ""}
-    for module in (bench_plan, bench_driver, bench_sample):
+    for module in (bench_plan, bench_driver, bench_sample, probe):
         path = pathlib.Path(module.__file__)
         files[f"gpu_fleet_bench/{path.name}"] = path.read_text(encoding="utf-8")
     return [{"path": f"{folder}/{path}", "content": text} for path, text in files.items()]

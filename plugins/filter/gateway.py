@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils.later import Module
 
+api_tls = Module("api_tls")
 gateway = Module("gateway")
 
 
@@ -23,6 +24,8 @@ class FilterModule:
             "gateway_backends": gateway.function("backends"),
             "gateway_servers_of": lambda instance, plan: gateway.servers_of(plan, instance),
             "gateway_servers_of_replica": gateway.function("servers_of"),
+            "certificate_name": api_tls.function("name"),
+            "gateway_spoken": gateway.function("spoken"),
             "gateway_replicas_on": gateway.function("replicas_on"),
             "gateway_models": gateway.function("models"),
             "gateway_interface": gateway.function("interface"),

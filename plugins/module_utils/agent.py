@@ -22,6 +22,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ import traceback
 import uuid
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import agent_gpu, probe
+from . import agent_gpu, api_tls, probe
 from . import agent_rules as rules
 
 Connection = socket.socket  # by a name that no method of the server below has
@@ -145,10 +146,22 @@ class Waiting:
 # -- asking ----------------------------------------------------------------------------------------------------------------
 
 
-def get(where: Tuple[str, int], path: str, deadline: float, most: int, key: Optional[str] = None) -> Tuple[int, bytes]:
+def get(
+    where: Tuple[str, int],
+    path: str,
+    deadline: float,
+    most: int,
+    key: Optional[str] = None,
+    *,
+    tls: Optional[ssl.SSLContext] = None,
+) -> Tuple[int, bytes]:
     """GET with a deadline for the whole of it and a bound on the answer. OSError or HTTPException when it fails."""
     until = time.monotonic() + deadline
-    connection = http.client.HTTPConnection(where[0], where[1], timeout=deadline)
+    connection = (
+        http.client.HTTPSConnection(where[0], where[1], timeout=deadline, context=tls)
+        if tls
+        else http.client.HTTPConnection(where[0], where[1], timeout=deadline)
+    )
     try:
         headers = {"Connection": "close", **({"Authorization": f"Bearer {key}"} if key else {})}
         connection.request("GET", path, headers=headers)
@@ -231,14 +244,14 @@ def peer_state(body: bytes, instance: str, rank: int) -> Optional[Dict[str, Any]
 class ApiAsker(Asker):
     """For a worker: whether the head's API is there, which only counts while the head's agent says nothing."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, current: str) -> None:
         super().__init__("api")
-        self.url = url
+        self.url, self.current = url, current
         self.seen: Optional[float] = None
 
     def turn(self) -> float:
         began = time.monotonic()
-        if probe.request(f"{self.url}/health", deadline=PEER_DEADLINE).right:
+        if probe.request(f"{api_tls.url(self.url, self.current)}/health", deadline=PEER_DEADLINE).right:
             self.seen = began
         return 2 * TICK
 
@@ -258,8 +271,10 @@ class Prober(Asker):
         unit, config = self.unit, self.config
         if not (unit.phase == rules.UP and unit.ready):
             return TICK / 2
+        # As the server that runs is spoken to, whatever is planned: `current` is what it was started from.
+        url = api_tls.url(config["url"], config["current"])
         began = time.monotonic()
-        answer = probe.completion(config["url"], read_key(config["secrets"]), config["model"], config["probe_deadline"])
+        answer = probe.completion(url, read_key(config["secrets"]), config["model"], config["probe_deadline"])
         ended = time.monotonic()
         self.last = rules.Probe(
             invocation=unit.invocation,
@@ -280,9 +295,9 @@ class Prober(Asker):
     def progress(self) -> Optional[float]:
         address, port = self.config["api"]
         try:
-            status, body = get(
-                (address, port), "/metrics", PEER_DEADLINE, METRIC_BYTES, read_key(self.config["secrets"])
-            )
+            context = probe.trusting() if api_tls.of_generation(self.config["current"]) else None
+            key = read_key(self.config["secrets"])
+            status, body = get((address, port), "/metrics", PEER_DEADLINE, METRIC_BYTES, key, tls=context)
         except (OSError, ValueError, http.client.HTTPException):
             return None
         return counters(body.decode("utf-8", "replace")) if status == 200 else None
@@ -515,7 +530,7 @@ class Agent:
             for name, where in config["peers"].items()
         }
         self.prober = Prober(config) if config["answers"] else None
-        self.api = ApiAsker(config["head_url"]) if rank else None
+        self.api = ApiAsker(config["head_url"], config["current"]) if rank else None
         gpus = config.get("gpus")
         kept = os.path.join(config["runtime"], "gpus")
         self.gpus = GpuAsker(agent_gpu.Look(gpus, config["xid_out"], kept)) if gpus else None

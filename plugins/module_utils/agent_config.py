@@ -30,11 +30,13 @@ def agent_config(
         "allow": list(instance["agent_clients"]),
         "peers": {str(other): [addresses[ranks[other]], ports["agent"]] for other in watched},
         "answers": host in replica["urls"],
-        "url": replica["urls"].get(host, replica["url"]),
-        "head_url": replica["url"],
+        # In clear or by TLS is what the server that runs says (`current`): a change of that is no reason to restart agents.
+        "url": _clear(replica["urls"].get(host, replica["url"])),
+        "head_url": _clear(replica["url"]),
         "api": [addresses[host], ports["api"]],
         "model": instance["config"]["served-model-name"][0],
         "secrets": f"/etc/vllm/{name}/secrets.env",
+        "current": f"/etc/vllm/{name}/current",
         "cache": f"/var/cache/vllm/{name}",
         "runtime": f"/run/vllm-agent/{name}",
         **_gpus(replica, settings),
@@ -53,6 +55,10 @@ def agent_config(
             "room": int(settings["cache_room"]) << 20,
         },
     }
+
+
+def _clear(url: str) -> str:
+    return f"http://{url.partition('://')[2]}"
 
 
 def _gpus(replica: Mapping[str, Any], settings: Mapping[str, Any]) -> Dict[str, Any]:

@@ -24,8 +24,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from . import probe
 
 # Fields of `nvidia-smi --query-gpu` (its --help-query-gpu). utilization.gpu is the share of time in which a kernel ran,
 # utilization.memory the share in which memory was read or written.
@@ -161,9 +162,8 @@ def numbers(page: str, names: Mapping[str, str]) -> Dict[str, float]:
 def said(url: Optional[str], names: Mapping[str, str]) -> Optional[Dict[str, float]]:
     if not url:
         return None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=PAGE_SECONDS) as answer:
+        with probe.opener(url).open(url, timeout=PAGE_SECONDS) as answer:
             return numbers(answer.read(PAGE_BYTES).decode("utf-8", "replace"), names)
     except (OSError, ValueError):
         return None

@@ -21,6 +21,8 @@ import urllib.request
 import zlib
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from . import api_tls, probe
+
 Run = Callable[[Sequence[str], float], Tuple[int, str, str]]
 
 MOST_LINES = 20000  # of a journal, the newest
@@ -88,7 +90,7 @@ def gather(
         ),
         "plans": _plans(),
         "agents": {instance: _state(url) for instance, url in agents.items()},
-        "metrics": {name: text for name, url in (pages or {}).items() if (text := _page(url))},
+        "metrics": {name: text for name, url in (pages or {}).items() if (text := _page(name, url))},
         "disks": _disks(),
         "certificates": _ends(certificates),
         "models": _models(models),
@@ -127,11 +129,15 @@ def _state(url: str) -> Optional[Dict[str, Any]]:
     return state if isinstance(state, dict) else None
 
 
-def _page(url: str) -> str:
-    """A page of metrics, without what only histograms and explanations fill it with; empty where nobody answers."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _page(name: str, url: str) -> str:
+    """A page of metrics, without what only histograms and explanations fill it with; empty where nobody answers.
+
+    name   `vllm INSTANCE` for a server, which is asked as what it runs is spoken to
+    """
+    kind, _, instance = name.partition(" ")
+    url = api_tls.url(url, f"/etc/vllm/{instance}/current") if kind == "vllm" else url
     try:
-        with opener.open(url, timeout=5) as answer:
+        with probe.opener(url).open(url, timeout=5) as answer:
             text = answer.read(MOST_METRICS).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""

@@ -13,6 +13,7 @@ import ipaddress
 import re
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from . import api_tls
 from .findings import Finding, did_you_mean
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -44,8 +45,8 @@ def digest(key: str) -> str:
 
 
 def backends(plan: Mapping[str, Any], concurrency: Mapping[str, int], default: int) -> List[Dict[str, Any]]:
-    """A backend a service: name, models, and servers (name, address, port, agent's port, most requests at once, and whether
-    it rests, since a host of it is in maintenance)."""
+    """A backend a service: name, models, and servers (name, the name in its certificate, address, port, agent's port, most requests at once, whether it
+    is planned to speak TLS, and whether it rests, since a host of it is in maintenance)."""
     found = []
     resting = plan.get("maintenance", {}).get("replicas", {})
     for service, entry in plan["services"].items():
@@ -58,6 +59,8 @@ def backends(plan: Mapping[str, Any], concurrency: Mapping[str, int], default: i
                     {
                         "name": instance if len(replica["urls"]) == 1 else f"{instance}-{host}",
                         "instance": instance,
+                        "certificate": api_tls.name(host),
+                        "tls": bool(replica.get("tls")),
                         "address": f"[{address}]" if ":" in address else address,
                         "port": replica["ports"]["api"],
                         "agent": replica["ports"]["agent"],
@@ -79,6 +82,12 @@ def servers_of(plan: Mapping[str, Any], instance: str) -> List[str]:
         for server in backend["servers"]
         if server["instance"] == instance
     ]
+
+
+def spoken(plan: Mapping[str, Any], told: Iterable[Mapping[str, bool]]) -> Dict[str, bool]:
+    """BACKEND/SERVER to whether it speaks TLS, of the replicas that hosts of this run have told of (INSTANCE to that)."""
+    known = {instance: tls for each in told for instance, tls in each.items() if instance in plan["replicas"]}
+    return {server: tls for instance, tls in known.items() for server in servers_of(plan, instance)}
 
 
 def replicas_on(plan: Mapping[str, Any], hosts: Sequence[str]) -> List[str]:
@@ -205,25 +214,31 @@ def read_stat(text: str) -> Dict[str, Dict[str, str]]:
     return {f"{row.get('pxname')}/{row.get('svname')}": row for row in rows}
 
 
-def read_admin(text: str) -> Dict[str, int]:
-    """`show servers state`: BACKEND/SERVER to srv_admin_state (management.txt, bits SRV_ADMF_*).
+def read_servers(text: str) -> Dict[str, Dict[str, str]]:
+    """`show servers state`: BACKEND/SERVER to its columns (management.txt).
 
-    A server that is down says nothing of it in `show stat`, drained or not (stats_fill_sv_computestate of HAProxy's stats.c).
+    srv_admin_state is read here, since a server that is down says nothing of it in `show stat`, drained or not
+    (stats_fill_sv_computestate of HAProxy's stats.c).
     """
     lines = [line.split() for line in text.splitlines() if line.strip()]
     head = next((line[1:] for line in lines if line[0] == "#"), [])
     rows = [dict(zip(head, line)) for line in lines if len(line) > 6 and line[0] != "#"]  # noqa: B905 (as above)
-    return {f"{row.get('be_name')}/{row.get('srv_name')}": int(row.get("srv_admin_state") or 0) for row in rows}
+    return {f"{row.get('be_name')}/{row.get('srv_name')}": row for row in rows}
+
+
+def by_tls(row: Mapping[str, Any]) -> bool:
+    """Whether a server is spoken to by TLS: srv_use_ssl of read_servers, in the row's `tls`; 0 and -1 are in clear."""
+    return str(row.get("tls")) == "1"
 
 
 def drained(row: Mapping[str, Any]) -> bool:
-    """Whether somebody took a server out: FMAINT 1 or FDRAIN 8 of read_admin, in the row's `admin`, or its status."""
+    """Whether somebody took a server out: FMAINT 1 or FDRAIN 8 of srv_admin_state, in the row's `admin`, or its status."""
     status = str(row.get("status", ""))
     return bool(int(row.get("admin") or 0) & 9) or "DRAIN" in status or status.startswith("MAINT")
 
 
 def resting(row: Mapping[str, Any]) -> bool:
-    """Whether the configuration has a server out of service (`disabled`: CMAINT 4 of read_admin), for maintenance of its host."""
+    """Whether the configuration has a server out of service (`disabled`: CMAINT 4 of srv_admin_state), for maintenance of its host."""
     return bool(int(row.get("admin") or 0) & 4)
 
 

@@ -248,7 +248,10 @@ def targets(
         for host, url in replica["urls"].items():
             # With hybrid balancing every host has an API; the rank is its place among the replica's hosts.
             rank = replica["hosts"].index(host) if host in replica["hosts"] else 0
-            found[JOB].append(_target(url.partition("://")[2], {**labels, "host": host, "rank": str(rank)}))
+            scheme, _, where = url.partition("://")
+            # Prometheus' own label for how a target is asked, gone afterwards.
+            spoken = {"__scheme__": scheme} if scheme == "https" else {}
+            found[JOB].append(_target(where, {**labels, "host": host, "rank": str(rank), **spoken}))
     for host, entry in plan["hosts"].items():
         for rank in entry["instances"]:
             # An agent that nobody else may ask listens on the host itself alone (agent_config.py).
@@ -276,8 +279,16 @@ def _joined(address: Any, port: int) -> str:
     return f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
 
 
-def scrape_configs(jobs: Iterable[str], folder: str, interval: str) -> List[Dict[str, Any]]:
-    """Prometheus' scrape_configs: a job a file of targets. What agents say of themselves is in the targets' labels already."""
+def by_tls(plan: Mapping[str, Any]) -> bool:
+    """Whether any server is asked by TLS, so that a monitor needs the fleet's CA."""
+    return any(replica.get("tls") for replica in plan["replicas"].values())
+
+
+def scrape_configs(jobs: Iterable[str], folder: str, interval: str, ca: str = "") -> List[Dict[str, Any]]:
+    """Prometheus' scrape_configs: a job a file of targets. What agents say of themselves is in the targets' labels already.
+
+    ca   by which servers that speak TLS are believed; those that do not are asked in clear all the same
+    """
     found = []
     for job in jobs:
         config: Dict[str, Any] = {
@@ -285,6 +296,8 @@ def scrape_configs(jobs: Iterable[str], folder: str, interval: str) -> List[Dict
             "scrape_interval": interval,
             "file_sd_configs": [{"files": [f"{folder.rstrip('/')}/{job}.json"]}],
         }
+        if job == JOB and ca:
+            config["tls_config"] = {"ca_file": ca}
         if job == "vllm_agent":
             config["metric_relabel_configs"] = [
                 {"action": "labeldrop", "regex": "exported_(instance|service|rank)"},
@@ -320,19 +333,20 @@ def files(
     found = targets(plan, hosts, ports)
     made: Dict[str, Any] = {f"targets/{job}.json": entries for job, entries in found.items()}
     made["rules.yml"] = rules(plan, known, told)
-    made["prometheus.yml"] = prometheus(found, settings)
+    ca = f"{settings['folder']}/ca.pem" if by_tls(plan) else ""
+    made["prometheus.yml"] = prometheus(found, settings, ca)
     if settings["local"]:
         made["alertmanager.yml"] = alertmanager(settings)
     return made
 
 
-def prometheus(jobs: Iterable[str], settings: Mapping[str, Any]) -> Dict[str, Any]:
+def prometheus(jobs: Iterable[str], settings: Mapping[str, Any], ca: str = "") -> Dict[str, Any]:
     """Prometheus' configuration; for somebody else's Prometheus the part of it that is ours."""
     folder, interval = settings["folder"], settings["interval"]
     config: Dict[str, Any] = {
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": [f"{folder}/rules.yml"],
-        "scrape_configs": scrape_configs(jobs, f"{folder}/targets", interval),
+        "scrape_configs": scrape_configs(jobs, f"{folder}/targets", interval, ca),
     }
     if not settings["local"]:
         return config

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import host_ports, launch_plan, option_ports
+from . import api_tls, host_ports, launch_plan, option_ports
 from .findings import Finding, did_you_mean
 from .services import Service
 
@@ -39,6 +39,7 @@ class Host:
     ports    first and last port of nccl_port_range, the kernel's ephemeral ports
     others   whose ports else are there
     maintenance  whether it is taken out, with what runs on it (vllm_host_state)
+    tls      whether its servers speak TLS (vllm_service_tls); None leaves it to the plan
     """
 
     name: str
@@ -52,6 +53,7 @@ class Host:
     ports: Tuple[int, int]
     others: host_ports.Others = host_ports.NOTHING
     maintenance: bool = False
+    tls: Optional[bool] = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Fleet:
 
     hosts         the hosts of the group gpu_hosts, in the inventory's order
     others        every other host of the inventory (named so that a mistake can be told from a typo)
+    gateways      names of the gateways
     watchers      addresses of gateways and monitors: they reach the API port of every service
     monitors      addresses of monitors alone: they reach the exporters
     exporters     host -> ports of its exporters, of every host of the fleet; exporter_addresses their addresses
@@ -82,6 +85,7 @@ class Fleet:
 
     hosts: Dict[str, Host]
     others: Sequence[str] = ()
+    gateways: Sequence[str] = ()
     watchers: Sequence[str] = ()
     monitors: Sequence[str] = ()
     exporters: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -149,6 +153,7 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
                 found.extend(mistakes)
         found.extend(_model_findings(service, fleet))
         found.extend(_consent_findings(service))
+        found.extend(_tls_findings([r for r in replicas if r.service is service]))
         found.extend(_ray_findings([r for r in replicas if r.service is service], fleet))
     found.extend(_gpu_findings(replicas))
     found.extend(_port_findings(replicas, fleet.port_layout))
@@ -460,6 +465,25 @@ def _consent_findings(service: Service) -> List[Finding]:
     return []
 
 
+def _tls(replicas: Sequence[Replica], fleet: Fleet) -> bool:
+    """Whether the servers of a service speak TLS: as its hosts say, else where a gateway speaks to one of them over a network."""
+    hosts = {host.name: host for replica in replicas for host in replica.hosts}
+    told = [host.tls for host in hosts.values() if host.tls is not None]
+    return told[0] if told else any(host != gateway for host in hosts for gateway in fleet.gateways)
+
+
+def _tls_findings(replicas: Sequence[Replica]) -> List[Finding]:
+    """A service is one for its clients: all of it speaks TLS, or nothing of it."""
+    told = {host.tls: host.name for replica in replicas for host in replica.hosts}
+    if len(told) < 2:
+        return []
+    message = (
+        f"vllm_service_tls differs between its hosts: {', '.join(f'{name} has {tls}' for tls, name in told.items())}"
+    )
+    fix = "Set it to one value for the group gpu_hosts"
+    return [Finding("tls-differs", f"service {replicas[0].service.name}", message, fix)]
+
+
 def _ray_findings(replicas: Sequence[Replica], fleet: Fleet) -> List[Finding]:
     """What keeps a service from running on Ray; the same of all its replicas is said once."""
     found: List[Finding] = []
@@ -672,18 +696,20 @@ def _plan(
             "served_model_names": list(service.served_model_names),
             "model": _model_path(service, fleet),
         }
+    speak = {service.name: _tls([r for r in replicas if r.service is service], fleet) for service in services}
     for replica in replicas:
         size, ports = sizes[replica.instance], ports_of(replica, fleet.port_layout)
-        head = replica.hosts[0]
+        head, tls = replica.hosts[0], speak[replica.service.name]
         plan["replicas"][replica.instance] = {
             "service": replica.service.name,
             # With Ray only the head has a server; Ray's own units are on all of them.
             "hosts": [host.name for host in _serving_ranks(replica)],
             "ray_hosts": [host.name for host in replica.hosts] if replica.service.executor == "ray" else [],
             "head": head.name,
-            "url": f"http://{_bracketed(head.address)}:{ports['api']}",
+            "tls": tls,
+            "url": _url(head, ports, tls),
             # The head's and, with hybrid balancing of data-parallel ranks, every other host's.
-            "urls": {host.name: f"http://{_bracketed(host.address)}:{ports['api']}" for host in serving(replica, size)},
+            "urls": {host.name: _url(host, ports, tls) for host in serving(replica, size)},
             "ports": ports,
             "gpus": list(replica.gpus) if replica.gpus is not None else None,
             "version": head.version,
@@ -694,7 +720,7 @@ def _plan(
             entry = plan["hosts"][host.name]
             if host in _serving_ranks(replica):
                 if not replica.resting:
-                    entry["instances"].append(_rank(replica, rank, size, ports, fleet))
+                    entry["instances"].append(_rank(replica, rank, size, ports, fleet, tls=tls))
                 entry["blocks"][replica.instance] = dict(ports)
             if replica.service.executor == "ray":
                 if not replica.resting:
@@ -718,6 +744,10 @@ def _model_path(service: Service, fleet: Fleet) -> str:
 
 def _bracketed(address: Optional[str]) -> str:
     return f"[{address}]" if address and ":" in address else str(address)
+
+
+def _url(host: Host, ports: Mapping[str, int], tls: bool) -> str:
+    return f"http{'s' if tls else ''}://{_bracketed(host.address)}:{ports['api']}"
 
 
 def _serving_ranks(replica: Replica) -> Tuple[Host, ...]:
@@ -769,7 +799,9 @@ def _ray_driver_env(replica: Replica, fleet: Fleet) -> Dict[str, str]:
     }
 
 
-def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet) -> Dict[str, Any]:
+def _rank(
+    replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, int], fleet: Fleet, *, tls: bool
+) -> Dict[str, Any]:
     """What one host runs of a replica."""
     service, host, head = replica.service, replica.hosts[rank], replica.hosts[0]
     ranks, nodes = _serving_ranks(replica), len(replica.hosts)
@@ -792,6 +824,8 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         )
         if rank:
             config["headless"] = True
+    if tls and host in serving(replica, size):
+        config.update(api_tls.options())
     config.update(size["config"])
     config.update(service.args)
     env = {
@@ -812,6 +846,7 @@ def _rank(replica: Replica, rank: int, size: Dict[str, Any], ports: Dict[str, in
         "rank": rank,
         "hosts": [h.name for h in ranks],
         "head": {"host": head.name, "address": head.address, "port": ports["api"]},
+        "tls": tls,
         "peers": [h.address for h in ranks if h.name != host.name],
         "agent_clients": agent_clients(replica, rank, fleet),
         "ports": ports,

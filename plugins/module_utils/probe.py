@@ -17,17 +17,20 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 # Begun and not yet ready. A start that finds it knows that the one before did not finish: half-written compile caches
 # make later starts die (measured: CUBLAS_STATUS_INTERNAL_ERROR), so they are cleared.
 MARK = ".starting"
 PAUSE = 1.0  # seconds between two tries
+# Whom servers that speak TLS are believed by (role vllm_service); a server with another certificate gets no key.
+CA = "/etc/gpu_fleet/vllm/ca.pem"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,23 @@ class Answer:
         return not self.problem
 
 
+def trusting(ca: Optional[str] = None) -> ssl.SSLContext:
+    """Believes certificates of the fleet's private CA alone. OSError, with the file, where that cannot be read."""
+    ca = ca or CA
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise OSError(f"the certificate of the fleet's CA, {ca}: {error.strerror or error}") from error
+
+
+def opener(url: str) -> urllib.request.OpenerDirector:
+    """For a server of the fleet, whose network is its own: a proxy from the environment must not stand between."""
+    handlers: List[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https:"):
+        handlers.append(urllib.request.HTTPSHandler(context=trusting()))
+    return urllib.request.build_opener(*handlers)
+
+
 def request(
     url: str, key: Optional[str] = None, payload: Optional[Dict[str, Any]] = None, deadline: float = 10.0
 ) -> Answer:
@@ -52,11 +72,9 @@ def request(
     call = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
     if key:
         call.add_header("Authorization", f"Bearer {key}")
-    # The fleet's own network: a proxy from the environment must not stand between.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     began = time.monotonic()
     try:
-        with opener.open(call, timeout=deadline) as reply:
+        with opener(url).open(call, timeout=deadline) as reply:
             text = reply.read(1 << 20)
             return Answer(reply.status, time.monotonic() - began, "", json.loads(text) if text.strip() else None)
     except urllib.error.HTTPError as error:

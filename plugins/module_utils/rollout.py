@@ -122,6 +122,25 @@ def returns(results: Mapping[str, Sequence[Result]], instance: str, host: str) -
     return starts([{**ranks[host], "id": ranks[host]["running_generation"]}], [instance])
 
 
+def tls(results: Mapping[str, Sequence[Result]], instance: str, before: bool = False) -> bool:
+    """Whether a replica speaks TLS with what is to run on its hosts, or with what `returns` brings back; the same on all of them."""
+    told = [each for all_of in results.values() for each in all_of if each["item"]["instance"] == instance]
+    return any(each.get("tls_running" if before else "tls") for each in told)
+
+
+def spoken(results: Mapping[str, Sequence[Result]]) -> Dict[str, bool]:
+    """Instance to whether it speaks TLS as its hosts were found: with what `current` points at."""
+    told = [each for all_of in results.values() for each in all_of if each.get("tls_before") is not None]
+    return {each["item"]["instance"]: bool(each["tls_before"]) for each in told}
+
+
+def turned(results: Mapping[str, Sequence[Result]]) -> List[str]:
+    """Instances that will speak TLS and did not, or the other way round; not those that never ran."""
+    told = [each for all_of in results.values() for each in all_of]
+    found = [each["item"]["instance"] for each in told if each.get("tls_before") not in (None, each.get("tls"))]
+    return list(dict.fromkeys(found))
+
+
 def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> str:
     what = f"has to be restarted: {'; '.join(reasons)}" if reasons else "does not serve"
     return (

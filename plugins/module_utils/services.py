@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from . import api_tls
 from .findings import Finding, did_you_mean
 
 # Keys that say on which hosts and GPUs a service runs, and as how many processes.
@@ -238,6 +239,10 @@ class Service:
     shaped: bool = True
 
 
+def _tls_options(args: Dict[Any, Any]) -> List[str]:
+    return [str(name) for name in args if str(name).lstrip("-").replace("_", "-") in api_tls.OWNED]
+
+
 def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
     found = []
     for key in raw:
@@ -256,6 +261,10 @@ def _check_keys(where: str, raw: Dict[str, Any]) -> List[Finding]:
                 found.append(Finding("missing-key", where, f"the key {key} is missing", spec.description))
         elif spec.kind == "env" and isinstance(raw[key], dict):
             found.extend(_env_findings(where, raw[key]))
+        elif key == "args" and isinstance(raw[key], dict) and (own := _tls_options(raw[key])):
+            message = f"args.{', args.'.join(own)}: how a server speaks TLS is the collection's, since gateways, agents and monitors follow it"
+            fix = "Leave it out and set vllm_service_tls: true; certificates come from the fleet's private CA"
+            found.append(Finding("owned-args", where, message, fix))
         elif not _CHECKS[spec.kind](raw[key]):
             found.append(Finding("wrong-type", where, f"{key} is {raw[key]!r}", f"It must be {_EXPECT[spec.kind]}"))
     return found

@@ -16,6 +16,11 @@ description:
 author: The gpu_fleet authors (@gpu-fleet)
 options:
   url: {description: 'Base URL of the API, such as V(http://10.0.0.1:8000).', type: str, required: true}
+  instance:
+    description: >-
+      Instance on this host that it is. Asked by TLS or in clear as the generation that C(/etc/vllm/INSTANCE/current) points at is spoken
+      to, whichever O(url) says.
+    type: str
   model: {description: A served model name., type: str, required: true}
   api_key: {description: Key of the service., type: str, required: true}
   deadline: {description: Seconds for each answer., type: float, default: 60}
@@ -62,7 +67,7 @@ import json
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import answers
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import answers, api_tls
 
 TRIES = 3  # measurements of a speed that is too low
 
@@ -82,6 +87,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "url": {"type": "str", "required": True},
+            "instance": {"type": "str"},
             "model": {"type": "str", "required": True},
             "api_key": {"type": "str", "required": True, "no_log": True},
             "deadline": {"type": "float", "default": 60},
@@ -109,8 +115,9 @@ def main():
         }
         module.exit_json(changed=False, **{**nothing, **p["said"]})
     before = p["before"]
+    url = api_tls.url(p["url"], f"/etc/vllm/{p['instance']}/current") if p["instance"] else p["url"]
     for _ in range(TRIES if before else 1):
-        said = answers.ask(p["url"], p["api_key"], p["model"], p["deadline"])
+        said = answers.ask(url, p["api_key"], p["model"], p["deadline"])
         wrong = answers.faults(before, said, p["same"], p["speed"]) if before else []
         if not wrong:
             module.exit_json(changed=False, **said)

@@ -35,6 +35,9 @@ back: {description: Whether C(current) is that one already., returned: success, 
 release: {description: Name of its release., returned: success, type: str}
 running_generation: {description: ID that the running process was started from., returned: success, type: str}
 active: {description: systemd's ActiveState of the unit., returned: success, type: str}
+tls: {description: Whether a server with that generation speaks TLS., returned: success, type: bool}
+tls_before: {description: 'Whether one with the generation that C(current) points at does.', returned: success, type: bool}
+tls_running: {description: Whether the one that runs does., returned: success, type: bool}
 settled: {description: 'Whether it is active from the former generation already.', returned: success, type: bool}
 strangers: {description: 'Always empty; here for M(gpu_fleet.vllm.generation).', returned: success, type: list, elements: str}
 restart_reasons: {description: Why the running process would have to be restarted., returned: success, type: list, elements: str}
@@ -43,7 +46,7 @@ restart_reasons: {description: Why the running process would have to be restarte
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, units
 
 NEEDED = ("config.yaml", "env", "unit.conf", "plan.json")
 
@@ -105,6 +108,9 @@ def main():
         changed=False,
         id=former,
         back=back,
+        tls=bool(api_tls.of_generation(os.path.join(home, "generations", former))),
+        tls_before=api_tls.of_generation(os.path.join(home, "current")),
+        tls_running=api_tls.of_generation(os.path.join(home, "generations", running)),
         release=os.path.basename(os.path.realpath(os.path.join(home, "generations", former, "release"))),
         active=unit.active,
         running=unit.running,

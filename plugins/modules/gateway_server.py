@@ -14,6 +14,10 @@ description:
   - Works on HAProxy's runtime socket. What it did is kept over reloads and restarts of the gateway.
   - C(repaired) lets in what is drained without C(keep), and what the servers are called does not matter. A run that was cut short may have
     left it so; what an operator drained stays, and so do servers of O(resting).
+  - C(spoken) changes nothing but how servers are spoken to, by O(tls).
+  - How a server is spoken to is the gateway's to keep, like what is drained, and goes before its configuration, which says it of servers
+    that it sees for the first time. A server that O(tls) turned while it was drained is let in only where O(tls) says again how it
+    speaks, since it may run either way by then.
   - A gateway that does not run, or does not know a server, gives it no request; that is told and is no failure.
 author: The gpu_fleet authors (@gpu-fleet)
 options:
@@ -25,8 +29,15 @@ options:
   state:
     description: What to reach.
     type: str
-    choices: [drained, admitted, repaired]
+    choices: [drained, admitted, repaired, spoken]
     required: true
+  tls:
+    description:
+      - Server to whether it is spoken to by TLS from now on; with C(drained) once it has nothing in flight, with C(admitted) before it is
+        let in. Servers that it does not name stay as they are.
+      - Refused where the configuration of the gateway does not have what TLS needs, before anything of it is changed.
+    type: dict
+    default: {}
   keep:
     description: >-
       An operator wants it. C(drained) then stays until an operator admits it, whatever runs meanwhile; C(admitted) without it leaves
@@ -76,6 +87,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 running: {description: Whether the gateway runs., returned: always, type: bool}
+turned: {description: Servers that are spoken to otherwise than before., returned: success, type: list, elements: str}
 unknown: {description: Servers that it does not know., returned: success, type: list, elements: str}
 servers: {description: Servers that it knows., returned: success, type: list, elements: str}
 left: {description: Requests that were still in flight at the deadline., returned: success, type: int}
@@ -99,10 +111,11 @@ def look(path):
     """All servers of the running gateway, with what was said of each (admin); None where none runs."""
     try:
         rows = gateway.read_stat(haproxy_socket.shown(path, "show stat"))
-        said = gateway.read_admin(haproxy_socket.shown(path, "show servers state"))
+        said = gateway.read_servers(haproxy_socket.shown(path, "show servers state"))
     except OSError:
         return None
-    return {name: {**row, "admin": said.get(name, 0)} for name, row in rows.items()}
+    more = {name: {"admin": row.get("srv_admin_state"), "tls": row.get("srv_use_ssl")} for name, row in said.items()}
+    return {name: {**row, **more.get(name, {})} for name, row in rows.items()}
 
 
 def wait(path, servers, deadline, done):
@@ -116,7 +129,7 @@ def wait(path, servers, deadline, done):
 
 
 def kept(path):
-    """Servers that an operator drained."""
+    """Servers that a file names: those that an operator drained, or those that were turned while they were drained."""
     try:
         with open(path, encoding="utf-8") as text:
             return sorted(set(json.load(text)))
@@ -129,6 +142,76 @@ def keep(path, names):
     with open(f"{path}.new", "w", encoding="utf-8") as out:
         json.dump(sorted(set(names)), out)
     os.replace(f"{path}.new", path)
+
+
+def to_turn(p, rows):
+    """Servers that are spoken to otherwise than they are to be."""
+    return [
+        name
+        for name, tls in p["tls"].items()
+        if name in rows and gateway.is_at(rows[name], p["addresses"]) and gateway.by_tls(rows[name]) != tls
+    ]
+
+
+def turn(p, names):
+    """Speak to servers as wanted. Raises OSError, and Refused where one cannot be spoken to so."""
+    for name in names:
+        said = haproxy_socket.shown(p["socket"], f"set server {name} ssl {'on' if p['tls'][name] else 'off'}").strip()
+        # Success has a sentence of its own here (cli_parse_set_server of HAProxy's server.c).
+        if said != "server ssl setting updated.":
+            raise haproxy_socket.Refused(
+                f"{name} cannot be spoken to {'by TLS' if p['tls'][name] else 'in clear'}: {said}. Run playbooks/gateway.yml, which "
+                "writes what TLS to replicas needs, and then again what was to be done"
+            )
+
+
+def take_over(p, turned, todo):
+    """Turn what was drained; where it cannot be, it gets requests again as before."""
+    try:
+        turn(p, turned)
+    except haproxy_socket.Refused:
+        for name in todo:
+            haproxy_socket.tell(p["socket"], f"set server {name} state ready")
+        between = f"{p['state_file']}.turning"
+        keep(between, [name for name in kept(between) if name not in turned])
+        raise
+    finally:
+        haproxy_socket.keep(p["socket"], p["state_file"])
+
+
+def meant(p, rows, operators, turning):
+    """Servers that this is about; what is drained and may be let in, where none is named."""
+    if p["state"] == "repaired":
+        # What its configuration has out of service is neither.
+        out = [name for name, row in rows.items() if gateway.drained(row) and not gateway.resting(row)]
+        unknown = [name for name in turning if name not in p["tls"]]
+        return [name for name in out if name not in [*operators, *p["resting"], *unknown]]
+    if p["state"] == "admitted" and not p["keep"]:
+        return [name for name in p["servers"] if name not in operators]
+    return p["servers"]
+
+
+def finish(module, known, before, result, began):
+    """The end of the module: what is left in flight, and a failure where one was not let in."""
+    p, host = module.params, socket.gethostname()
+    rows = result.pop("rows")
+    after = {name: rows[name]["status"] for name in known if name in rows}
+    if p["state"] == "drained":
+        result["left"] = sum(gateway.busy(rows[name]) for name in known if name in rows)
+    result["waited"] = round(time.monotonic() - began, 1)
+    outside = [name for name in known if p["state"] == "admitted" and not gateway.admitted(rows.get(name, {}))]
+    if outside:
+        told = "; ".join(
+            f"{name} is {rows[name]['status']} ({rows[name].get('last_chk', '')})" for name in outside if name in rows
+        )
+        module.fail_json(
+            msg=(
+                f"{host}: not admitted within {p['deadline']} s: {told}. The check asks the replica's agent for its last probe; "
+                "the journal of vllm-agent@ on the replica's host says what is wrong"
+            ),
+            **result,
+        )
+    module.exit_json(diff={"before": before, "after": after}, **result)
 
 
 def alone(rows, servers, good=gateway.admitted):
@@ -174,7 +257,8 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "servers": {"type": "list", "elements": "str", "default": []},
-            "state": {"type": "str", "choices": ["drained", "admitted", "repaired"], "required": True},
+            "state": {"type": "str", "choices": ["drained", "admitted", "repaired", "spoken"], "required": True},
+            "tls": {"type": "dict", "default": {}},
             "keep": {"type": "bool", "default": False},
             "deadline": {"type": "int", "default": 300},
             "addresses": {"type": "list", "elements": "str", "default": []},
@@ -188,18 +272,10 @@ def main():
     p, host, began = module.params, socket.gethostname(), time.monotonic()
     rows = look(p["socket"])
     if rows is None:
-        module.exit_json(changed=False, running=False, servers=[], unknown=p["servers"], left=0, waited=0.0)
-    noted = f"{p['state_file']}.kept"
-    operators = kept(noted)
-    if p["state"] == "repaired":
-        # What its configuration has out of service is neither.
-        p["servers"] = [
-            name
-            for name, row in rows.items()
-            if gateway.drained(row) and not gateway.resting(row) and name not in [*operators, *p["resting"]]
-        ]
-    elif p["state"] == "admitted" and not p["keep"]:
-        p["servers"] = [name for name in p["servers"] if name not in operators]
+        module.exit_json(changed=False, running=False, servers=[], unknown=p["servers"], turned=[], left=0, waited=0.0)
+    noted, between = f"{p['state_file']}.kept", f"{p['state_file']}.turning"
+    operators, turning = kept(noted), kept(between)
+    p["servers"] = meant(p, rows, operators, turning)
     known = [name for name in p["servers"] if name in rows and gateway.is_at(rows[name], p["addresses"])]
     unknown = [name for name in p["servers"] if name not in known]
     drain = p["state"] == "drained"
@@ -219,9 +295,12 @@ def main():
     if p["state"] == "admitted":
         wanted = [name for name in operators if name not in known]
     before = {name: rows[name]["status"] for name in known}
+    turned = to_turn(p, rows)
+    begun = sorted({*turning, *turned}) if drain else [name for name in turning if name not in p["tls"]]
     result = {
-        "changed": bool(todo) or wanted != operators,
+        "changed": bool(todo or turned) or wanted != operators or begun != turning,
         "running": True,
+        "turned": turned,
         "servers": known,
         "unknown": unknown,
         "left": 0,
@@ -230,34 +309,25 @@ def main():
         after = {**before, **dict.fromkeys(todo, "DRAIN" if drain else "UP")}
         module.exit_json(waited=0.0, diff={"before": before, "after": after}, **result)
     try:
+        if not drain:
+            turn(p, turned)
         for name in todo:
             haproxy_socket.tell(p["socket"], f"set server {name} state {'drain' if drain else 'ready'}")
-        if todo:
-            haproxy_socket.keep(p["socket"], p["state_file"])
         if wanted != operators:
             keep(noted, wanted)
+        if todo or turned:
+            haproxy_socket.keep(p["socket"], p["state_file"])
+        if p["state"] in ("drained", "admitted"):
+            rows = wait(
+                p["socket"], known, p["deadline"], (lambda row: gateway.busy(row) == 0) if drain else gateway.admitted
+            )
+        if begun != turning:
+            keep(between, begun)
+        if drain and turned:
+            take_over(p, turned, todo)
     except (OSError, haproxy_socket.Refused) as error:
         module.fail_json(msg=f"{host}: {error}")
-    if p["state"] != "repaired":
-        rows = wait(
-            p["socket"], known, p["deadline"], (lambda row: gateway.busy(row) == 0) if drain else gateway.admitted
-        )
-    after = {name: rows[name]["status"] for name in known if name in rows}
-    result["left"] = sum(gateway.busy(rows[name]) for name in known if name in rows) if drain else 0
-    result["waited"] = round(time.monotonic() - began, 1)
-    outside = [name for name in known if p["state"] == "admitted" and not gateway.admitted(rows.get(name, {}))]
-    if outside:
-        told = "; ".join(
-            f"{name} is {rows[name]['status']} ({rows[name].get('last_chk', '')})" for name in outside if name in rows
-        )
-        module.fail_json(
-            msg=(
-                f"{host}: not admitted within {p['deadline']} s: {told}. The check asks the replica's agent for its last probe; "
-                "the journal of vllm-agent@ on the replica's host says what is wrong"
-            ),
-            **result,
-        )
-    module.exit_json(diff={"before": before, "after": after}, **result)
+    finish(module, known, before, {**result, "rows": rows}, began)
 
 
 if __name__ == "__main__":

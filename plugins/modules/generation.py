@@ -42,7 +42,9 @@ options:
     description: With it, what the generation gets as C(gpu_fleet_former_key.py), which takes it.
     type: str
   probe_url:
-    description: Base URL of the API when this host runs the head, to ask the running server whether it takes the key.
+    description:
+      - Base URL of the API when this host runs the head, to ask the running server whether it takes the key. By TLS or in clear as that
+        server's generation is spoken to, whichever the URL says.
     type: str
   cache:
     description: Folder of all instances' caches; the generation's own gets the bytecode that its check compiles.
@@ -93,18 +95,22 @@ running_generation: {description: "ID that the running process was started from;
 unjudged: {description: "What is kept of a change that nobody has judged (O(gpu_fleet.vllm.instance#module:unjudged)), or empty.", returned: always, type: dict}
 only_unjudged: {description: Whether that is all there is to do., returned: always, type: bool}
 strangers: {description: Instances that run here and that the plan does not name., returned: always, type: list, elements: str}
+tls: {description: Whether a server with this generation speaks TLS., returned: always, type: bool}
+tls_before: {description: "Whether one with the generation that C(current) points at does; null where there is none.", returned: always, type: bool}
+tls_running: {description: Whether one with RV(running_generation) does; null where there is none., returned: always, type: bool}
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
 """
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import limits, probe, units, unjudged
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, limits, probe, units, unjudged
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """
@@ -359,10 +365,11 @@ def restart_reasons(module, generation):
         if have.get(name) != wanted[name]:
             reasons.append(f"its limit is {have.get(name)} {what}, wanted {wanted[name]}")
     if p["probe_url"] and unit.active == "active":
-        answer = probe.request(f"{p['probe_url']}/v1/models", p["api_key"])
+        url = api_tls.url(p["probe_url"], os.path.join(generation.home, "generations", unit.generation or ""))
+        answer = probe.request(f"{url}/v1/models", p["api_key"])
         if answer.status == 401:
             reasons.append("it refuses the key of vllm_service_api_keys")
-        elif p["former_key"] and probe.request(f"{p['probe_url']}/v1/models", p["former_key"]).status == 401:
+        elif p["former_key"] and probe.request(f"{url}/v1/models", p["former_key"]).status == 401:
             reasons.append("it refuses the key of vllm_service_former_keys")
     return reasons
 
@@ -412,6 +419,7 @@ def main():
     drop_in = os.path.join(p["unit_directory"], f"{units.unit_name(p['instance'])}.d", "generation.conf")
     wanted_link = os.path.join(current, "unit.conf")
     before = {name: read(os.path.join(current, name)) or "" for name in generation.files}
+    tls_before = api_tls.of_generation(current)
     changes = []
 
     if not module.check_mode:
@@ -463,6 +471,11 @@ def main():
         "unjudged": open_change,
         "only_unjudged": right and bool(reasons),
         "restart_reasons": reasons,
+        "tls": bool(json.loads(generation.files["plan.json"]).get("tls")) if "plan.json" in generation.files else False,
+        "tls_before": tls_before,
+        "tls_running": api_tls.of_generation(
+            os.path.join(generation.home, "generations", open_change.get("former") or unit.generation or "")
+        ),
         "strangers": strangers(p["planned"]),
     }
     if changes:

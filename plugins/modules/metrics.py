@@ -16,7 +16,12 @@ author: The gpu_fleet authors (@gpu-fleet)
 options:
   prometheus: {description: Base URL of a Prometheus., type: str}
   queries: {description: What it is asked, name to expression., type: dict, default: {}}
-  pages: {description: Pages in the text format, name to URL. Each is read twice., type: dict, default: {}}
+  pages:
+    description:
+      - Pages in the text format, name to URL. Each is read twice. One called C(vllm INSTANCE) is a server of this host, asked by TLS or in
+        clear as what runs there is spoken to.
+    type: dict
+    default: {}
   between: {description: Seconds between the two readings., type: float, default: 2}
   deadline: {description: Seconds for each answer., type: float, default: 10}
 attributes:
@@ -42,16 +47,21 @@ import json
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, probe
 
 MOST = 16 << 20
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def spoken(name, url):
+    """A server's page is asked as what runs there is spoken to; its name is `vllm INSTANCE`."""
+    kind, _, instance = name.partition(" ")
+    return api_tls.url(url, f"/etc/vllm/{instance}/current") if kind == "vllm" else url
 
 
 def fetch(url, deadline):
-    with OPENER.open(url, timeout=deadline) as answer:
+    with probe.opener(url).open(url, timeout=deadline) as answer:
         return answer.read(MOST).decode("utf-8", "replace")
 
 
@@ -86,14 +96,15 @@ def main():
         text = trying("alerts", f"{base}/api/v1/alerts")
         told["alerts"] = json.loads(text)["data"]["alerts"] if text else []
     began = {}
-    for name, url in p["pages"].items():
+    pages = {name: spoken(name, url) for name, url in p["pages"].items()}
+    for name, url in pages.items():
         text = trying(name, url)
         if text is not None:
             began[name] = (time.monotonic(), text)
     if began:
         time.sleep(p["between"])
     for name, (at, first) in began.items():
-        second = trying(name, p["pages"][name])
+        second = trying(name, pages[name])
         if second is not None:
             told["pages"][name] = {"first": first, "second": second, "seconds": time.monotonic() - at}
     module.exit_json(changed=False, **told)

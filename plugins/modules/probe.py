@@ -12,6 +12,11 @@ options:
     description: Base URL of the API, such as V(http://10.0.0.1:8000).
     type: str
     required: true
+  instance:
+    description: >-
+      Instance on this host that it is. Asked by TLS or in clear as the generation that C(/etc/vllm/INSTANCE/current) points at is spoken
+      to, whichever O(url) says.
+    type: str
   model:
     description: A served model name.
     type: str
@@ -45,6 +50,7 @@ status: {description: HTTP status; 0 when there was no answer., returned: always
 import os
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.probe import completion
 
 
@@ -52,6 +58,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "url": {"type": "str", "required": True},
+            "instance": {"type": "str"},
             "model": {"type": "str", "required": True},
             "api_key": {"type": "str", "required": True, "no_log": True},
             "deadline": {"type": "float", "default": 60},
@@ -59,7 +66,8 @@ def main():
         supports_check_mode=True,
     )
     p = module.params
-    answer = completion(p["url"], p["api_key"], p["model"], p["deadline"])
+    url = api_tls.url(p["url"], f"/etc/vllm/{p['instance']}/current") if p["instance"] else p["url"]
+    answer = completion(url, p["api_key"], p["model"], p["deadline"])
     result = {"changed": False, "seconds": round(answer.seconds, 3), "status": answer.status}
     if not answer.right:
         fix = "The unit runs, but it does not serve. Its journal on all hosts of the replica says more: journalctl -u 'vllm@*'"

@@ -53,6 +53,7 @@ FACTS = (
     "gpu_driver_facts",
     "host_limits_effective",
     "model_store_digests",
+    "vllm_service_spoken",
 )
 HOST_STATES = ("serving", "maintenance")  # of vllm_host_state
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}")  # as systemd takes it in User=, less what begins with a digit
@@ -109,6 +110,7 @@ def read(
     found.extend(_grouped((fault, name) for name in hosts for fault in _topology_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name, host in hosts.items() for fault in _driver_faults(inventory, host)))
     found.extend(_grouped((fault, name) for name in hosts for fault in _opening_faults(inventory, name)))
+    found.extend(_grouped((fault, name) for name in hosts if (fault := _tls_fault(inventory, name))))
     found.extend(_grouped((fault, name) for name in hosts for fault in _package_faults(inventory, name)))
     found.extend(_grouped((fault, name) for name in inventory.names if (fault := _state_fault(inventory, name, hosts))))
     if not hosts:
@@ -150,6 +152,7 @@ def read(
     fleet = plan.Fleet(
         hosts=hosts,
         others=[name for name in inventory.names if name not in hosts],
+        gateways=inventory.group("gateways"),
         watchers=list(dict.fromkeys(address for address in watchers.values() if address)),
         monitors=[address for name in inventory.group("monitors") if (address := watchers.get(name))],
         exporters={name: ports for name in (*hosts, *watchers) if (ports := _exporters(inventory, name))},
@@ -279,8 +282,26 @@ def _host(inventory: Inventory, name: str) -> tuple[plan.Host, list[Finding]]:
         ports=(int(low), int(high)) if low.strip().isdecimal() and high.strip().isdecimal() else (0, 0),
         others=_others(inventory, name),
         maintenance=_state(inventory, name) == "maintenance",
+        tls=_tls(inventory, name),
     )
     return host, found
+
+
+def _tls(inventory: Inventory, name: str) -> bool | None:
+    """As vllm_service_tls says, null being the plan's to decide."""
+    if inventory.is_null(name, "vllm_service_tls"):
+        return None
+    return bool(boolean(inventory.role_value(name, "vllm_service", "vllm_service_tls"), strict=False))
+
+
+def _tls_fault(inventory: Inventory, name: str) -> tuple[str, str, str] | None:
+    """A value that is neither a truth value nor null."""
+    told = inventory.role_value(name, "vllm_service", "vllm_service_tls")
+    try:
+        boolean(told)
+    except TypeError:
+        return ("wrong-type", f"vllm_service_tls is {told!r}", "It must be true, false, or null, which plans it")
+    return None
 
 
 def _state(inventory: Inventory, name: str) -> Any:

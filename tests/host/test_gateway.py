@@ -16,6 +16,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -600,6 +601,144 @@ def test_a_change_takes_its_replica_aside_and_the_next_run_repairs_one_that_was_
     assert show(hosts, "status")["other.0"] == "DRAIN", "what an operator drained is let in by nobody else"
     play(f"{ROOT}/playbooks/drain.yml", drain_instances=["other.0"], drain_state="admitted")
     assert ask({"model": "other"}).status == 200
+
+
+AT = {"chat.0": ("gpu-01", 8000), "chat.1": ("gpu-02", 8000), "other.0": ("gpu-01", 8100)}
+
+
+def spoken(hosts) -> dict[str, str]:
+    """How each replica is spoken to, as HAProxy says: 1 by TLS."""
+    lines = hosts["gw-01"].check_output(
+        "python3 -c \"import socket;s=socket.socket(socket.AF_UNIX);s.connect('/run/gpu-fleet-gateway/admin.sock');"
+        "s.sendall(b'show servers state\\n');print(s.makefile().read())\""
+    )
+    head, *rows = [line.split() for line in lines.splitlines() if len(line.split()) > 6]
+    return {row[3]: row[head.index("srv_use_ssl") - 1] for row in rows}
+
+
+def lines_of(hosts, name) -> int:
+    return int(hosts[AT[name][0]].check_output(f"cat /run/{name}.log 2>/dev/null | wc -l"))
+
+
+def standin(hosts, name, *steps) -> None:
+    """The stand-in of a replica, started anew after some steps on its host."""
+    for step in steps:
+        hosts[AT[name][0]].check_output(step)
+    hosts[AT[name][0]].check_output(f"systemctl restart standin-{name}")
+
+
+def in_again(hosts, name) -> None:
+    wait(lambda: show(hosts, "status")[name] == "UP", f"{name} is not in")
+
+
+def test_replicas_on_other_hosts_are_asked_by_tls_alone(hosts):
+    assert set(spoken(hosts).values()) == {"1"}
+    host, port = AT["chat.1"]
+    link = http.client.HTTPConnection(address(host), port, timeout=10)
+    with pytest.raises((OSError, http.client.HTTPException)), contextlib.closing(link):
+        link.request("GET", "/v1/models", headers={"Authorization": f"Bearer {SERVICE_KEYS[0]}"})
+        link.getresponse()
+    link = http.client.HTTPSConnection(address(host), port, timeout=10, context=trusting())
+    with contextlib.closing(link):
+        link.request("GET", "/v1/models", headers={"Authorization": f"Bearer {SERVICE_KEYS[0]}"})
+        assert link.getresponse().status == 200
+    assert ask({"model": "chat"}).status == 200
+    ca = hosts["gw-01"].file("/etc/gpu_fleet/gateway/ca.pem")
+    assert (ca.mode, ca.content_string) == (0o644, (EPHEMERAL / "secrets/ca.pem").read_text())
+    assert "PRIVATE" not in ca.content_string
+
+
+@pytest.mark.parametrize("wrong", ["another CA", "another host", "in clear"])
+def test_a_server_that_is_not_the_replica_gets_no_request_and_no_key(hosts, wrong):
+    """It listens where the replica did, and its agent is well: only what it shows says that it is another one."""
+    if wrong == "another CA":
+        step = "cp /run/strange.pem /run/chat.0.pem"
+    elif wrong == "another host":
+        folder = EPHEMERAL / "secrets/vllm"  # a host of the fleet that poses as another one
+        text = "".join((folder / f"gpu-02.{kind}").read_text() for kind in ("key", "pem"))
+        step = f"printf %s '{text}' > /run/chat.0.pem"
+    else:
+        step = "touch /run/chat.0.clear"
+    standin(hosts, "chat.0", step)
+    try:
+        in_again(hosts, "chat.0")
+        before = lines_of(hosts, "chat.0")
+        assert [json.loads(ask({"model": "chat"}).body)["replica"] for _ in range(6)] == ["chat.1"] * 6
+        assert lines_of(hosts, "chat.0") == before
+        hosts["gpu-02"].check_output("touch /run/chat.1.unready")
+        wait(lambda: show(hosts, "status")["chat.1"].startswith("DOWN"), "chat.1 is in although its probe fails")
+        refused = ask({"model": "chat"})  # nobody took it, which is told like a full queue
+        assert (refused.status, shaped(refused.body)) == (429, True)
+        assert lines_of(hosts, "chat.0") == before
+    finally:
+        hosts["gpu-02"].check_output("rm -f /run/chat.1.unready")
+        standin(hosts, "chat.0", "rm -f /run/chat.0.pem /run/chat.0.clear")
+        in_again(hosts, "chat.1")
+        in_again(hosts, "chat.0")
+
+
+def test_each_replica_is_spoken_to_as_it_does_while_they_change_and_no_request_fails(hosts, tmp_path):
+    """As role vllm_service does it around each restart. In between one speaks TLS and the other one does not, over a reload, too."""
+    steps = "[{include_role: {name: gpu_fleet.vllm.gateway, tasks_from: aside.yml}}]"
+    text = f"- import_playbook: gpu_fleet.vllm.validate\n- {{hosts: gpu_hosts, gather_facts: false, tasks: {steps}}}\n"
+    (tmp_path / "aside.yml").write_text(text)
+
+    def change(name, tls):
+        told = {"gateway_aside_replica": name, "gateway_aside_tls": tls}
+        play(str(tmp_path / "aside.yml"), gateway_aside_state="drained", **told)
+        standin(hosts, name, f"{'rm -f' if tls else 'touch'} /run/{name}.clear")
+        play(str(tmp_path / "aside.yml"), gateway_aside_state="admitted", **told)
+
+    over, failed, served = threading.Event(), [], collections.Counter()
+
+    def ask_on():
+        while not over.is_set():
+            answer = ask({"model": "chat"})
+            if answer.status != 200:
+                failed.append((time.strftime("%T"), answer))
+            else:
+                served[json.loads(answer.body)["replica"]] += 1
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=ask_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        change("chat.0", False)
+        assert (spoken(hosts)["chat.0"], spoken(hosts)["chat.1"]) == ("0", "1")
+        hosts["gw-01"].check_output("systemctl reload gpu-fleet-gateway")
+        time.sleep(3)
+        served.clear()
+        time.sleep(3)
+        assert set(served) == {"chat.0", "chat.1"}, "both serve, one by TLS and one in clear"
+        assert spoken(hosts)["chat.0"] == "0"
+        play(f"{ROOT}/playbooks/gateway.yml")  # knows nothing of the hosts, and leaves it so
+        assert spoken(hosts)["chat.0"] == "0"
+        change("chat.1", False)
+        change("chat.0", True)
+        change("chat.1", True)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert failed == [], hosts["gw-01"].check_output(
+        "journalctl -u gpu-fleet-gateway -o short-precise --no-pager -n 60"
+    )
+    assert set(spoken(hosts).values()) == {"1"}
+
+
+def test_a_change_that_was_cut_short_leaves_it_out_until_it_is_known_how_it_speaks(hosts, tmp_path):
+    steps = "[{include_role: {name: gpu_fleet.vllm.gateway, tasks_from: aside.yml}}]"
+    text = f"- import_playbook: gpu_fleet.vllm.validate\n- {{hosts: gpu_hosts, gather_facts: false, tasks: {steps}}}\n"
+    (tmp_path / "aside.yml").write_text(text)
+    told = {"gateway_aside_replica": "chat.0", "gateway_aside_state": "drained", "gateway_aside_tls": False}
+    play(str(tmp_path / "aside.yml"), **told)  # and no more: it was turned and speaks TLS as before
+    play(f"{ROOT}/playbooks/gateway.yml")
+    assert show(hosts, "status")["chat.0"] == "DRAIN"
+    assert ask({"model": "chat"}).status == 200
+    play(f"{ROOT}/molecule/gateway/spoken.yml")  # a run that looked at the hosts
+    in_again(hosts, "chat.0")
+    assert {json.loads(ask({"model": "chat"}).body)["replica"] for _ in range(6)} == {"chat.0", "chat.1"}
 
 
 def test_keys_change_without_a_restart(hosts):

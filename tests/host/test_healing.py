@@ -7,6 +7,7 @@ with a fleet that serves and leaves one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -15,14 +16,21 @@ import sys
 import time
 from pathlib import Path
 
+import faults
 import pytest
 import testinfra
-from faults import Cut, Flight, answers_within, completion
+from faults import Cut
 
 INVENTORY = Path(os.environ["MOLECULE_INVENTORY_FILE"]).parent
 KEY = "chat-key-chat-key-chat-key-chat-key"
 AGENT = 8003
 SOON = 40.0  # the stand-in starts within seconds; the machine may be busy
+
+# Servers speak TLS (vllm_service_tls); whoever asks them believes the fleet's CA alone.
+CA = str(INVENTORY / ".secrets" / "gateway" / "ca.pem")
+Flight, answers_within, completion = (
+    functools.partial(of, ca=CA) for of in (faults.Flight, faults.answers_within, faults.completion)
+)
 
 ASK = "import urllib.request as u,sys; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
 
@@ -37,7 +45,7 @@ def hosts():
 def url(hosts):
     plan = hosts["gpu-01"].check_output("cat /etc/vllm/chat.0/current/plan.json")
     head = json.loads(plan)["head"]
-    return f"http://{head['address']}:{head['port']}"
+    return f"https://{head['address']}:{head['port']}"
 
 
 @pytest.fixture(autouse=True)

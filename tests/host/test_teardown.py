@@ -10,6 +10,7 @@ import os
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,8 @@ def _addresses(node):
             yield from _addresses(value)
 
 
-GATEWAY = dict(_addresses(yaml.safe_load((INVENTORY / "lab.yml").read_text())))["gw-01"]
+ADDRESSES = dict(_addresses(yaml.safe_load((INVENTORY / "lab.yml").read_text())))
+GATEWAY = ADDRESSES["gw-01"]
 
 
 def ask(model: str, tokens: int = 1) -> int:
@@ -132,10 +134,95 @@ def test_no_key_is_where_others_may_read_it(hosts):
         "chat's": KEYS["chat"],
         "old's": "old-key-old-key-old-key-old-key-old",
         "a client's": "client-all-client-all-client-all",
+        # Of a private key a line in its middle.
+        **{
+            name: (EPHEMERAL / f"secrets/{name}.key").read_text().splitlines()[1]
+            for name in ("ca", "gw-01", "vllm/gpu-01", "vllm/gpu-02")
+        },
     }
     for name in HOSTS:
         assert secrets_search.found_on(hosts[name], known) == [], name
     assert secrets_search.found_here(known, secrets_search.logs()) == []
+
+
+SHOWN = (
+    "import hashlib, socket, ssl; t = ssl.create_default_context(cafile='/etc/gpu_fleet/vllm/ca.pem'); "
+    "link = t.wrap_socket(socket.create_connection(('{0}', 8000), timeout=10), server_hostname='{0}'); "
+    "print(hashlib.sha256(link.getpeercert(binary_form=True)).hexdigest())"
+)
+
+
+def certificate(hosts, name: str) -> str:
+    """The digest of what chat's server on a host shows to its own host; empty where it speaks in clear."""
+    said = hosts[name].run(f'python3 -c "{SHOWN.format(ADDRESSES[name])}"')
+    assert said.rc == 0 or "WRONG_VERSION_NUMBER" in said.stderr, said.stderr
+    return said.stdout.strip()
+
+
+@contextlib.contextmanager
+def requests_all_along():
+    """Clients that ask for chat without a pause; none may fail."""
+    over, failed, served = threading.Event(), [], []
+
+    def ask_on():
+        while not over.is_set():
+            try:
+                (served if (status := ask("chat")) == 200 else failed).append(status)
+            except OSError as error:
+                failed.append(error)
+            time.sleep(0.2)
+
+    threads = [threading.Thread(target=ask_on) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield served
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+
+
+def test_servers_on_other_hosts_speak_tls_to_gateway_and_agents_alike(hosts):
+    for name in ("gpu-01", "gpu-02"):
+        assert certificate(hosts, name)
+        file = hosts[name].file("/etc/gpu_fleet/vllm/tls.pem")
+        assert (file.mode, file.user, file.group) == (0o400, "vllm", "root")
+        assert "ssl-certfile: /etc/gpu_fleet/vllm/tls.pem" in hosts[name].check_output(
+            "cat /etc/vllm/chat.*/current/config.yaml"
+        )
+
+
+def test_a_certificate_is_renewed_without_a_restart_and_as_often_as_it_has_to_be(hosts):
+    """Twice, since a file that is put in the place of another one is noticed once; seen by whoever connects anew."""
+    before = hosts["gpu-01"].check_output("systemctl show vllm@chat.0 --property=InvocationID --value")
+    for _ in range(2):
+        shown = certificate(hosts, "gpu-01")
+        (EPHEMERAL / "secrets/vllm/gpu-01.pem").unlink()  # as if its last month had come
+        run = play(playbook="molecule/teardown/converge.yml")
+        assert run.status == 0, run.said
+        wait(lambda shown=shown: certificate(hosts, "gpu-01") != shown, "the server shows the old one")
+    assert hosts["gpu-01"].check_output("systemctl show vllm@chat.0 --property=InvocationID --value") == before
+    assert ask("chat") == 200
+
+
+def test_servers_turn_to_clear_and_to_tls_again_one_after_the_other_and_no_request_fails(hosts):
+    allowed = {"vllm_service_allow_outage": True}  # for `old`, which has one replica
+    with requests_all_along() as served:
+        run = play(playbook="molecule/teardown/converge.yml", vllm_service_tls=False, **allowed)
+        assert run.status == 0, run.said
+        assert certificate(hosts, "gpu-01") == certificate(hosts, "gpu-02") == ""
+        assert ask("old") == 200
+        # By a run that is of one host alone: each gateway speaks to each replica as that does.
+        run = play("--limit", "gpu-01", playbook="molecule/teardown/converge.yml", **allowed)
+        assert certificate(hosts, "gpu-01") and not certificate(hosts, "gpu-02")
+        count = len(served)
+        wait(lambda: len(served) > count + 20, "requests are not answered")
+        run = play(playbook="molecule/teardown/converge.yml", **allowed)
+        assert run.status == 0, run.said
+        assert certificate(hosts, "gpu-02")
+        assert ask("old") == 200
 
 
 # -- maintenance: a host rests and comes back ------------------------------------------------------------------------------

@@ -295,6 +295,7 @@ def config(tmp_path):
         "api": ["127.0.0.1", 1],
         "model": "chat",
         "secrets": str(tmp_path / "secrets.env"),
+        "current": str(tmp_path / "current"),
         "cache": str(tmp_path),
         "runtime": str(tmp_path),
         "probe_every": 1.0,

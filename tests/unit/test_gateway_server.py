@@ -18,6 +18,9 @@ class Servers:
     def __init__(self) -> None:
         self.up = {"chat/chat.0": True, "chat/chat.1": True}
         self.admin = dict.fromkeys(self.up, 0)
+        self.tls = dict.fromkeys(self.up, "-1")
+        self.turns: list[tuple[str, str, str]] = []
+        self.refuses = False  # as one whose configuration has nothing of TLS
 
     def status(self, name: str) -> str:
         return ("DRAIN" if self.admin[name] else "UP") if self.up[name] else "DOWN"
@@ -26,11 +29,20 @@ class Servers:
         if command == "show stat":
             rows = [f"{name.replace('/', ',')},0,0,{self.status(name)}" for name in self.up]
             return "\n".join(["# pxname,svname,qcur,scur,status", *rows])
+        if command.startswith("set server"):
+            _set, _server, name, what, to = command.split()
+            assert what == "ssl"
+            if self.refuses:
+                return "'set server <srv> ssl' cannot be set.\n default-server should define ssl settings\n\n"
+            self.turns.append((name, to, self.status(name)))
+            self.tls[name] = {"on": "1", "off": "0"}[to]
+            return "server ssl setting updated.\n\n"
         assert command == "show servers state"
         rows = [
-            f"3 chat 1 {name.split('/')[1]} 192.0.2.1 {2 * self.up[name]} {said} 1" for name, said in self.admin.items()
+            f"3 chat 1 {name.split('/')[1]} 192.0.2.1 {2 * self.up[name]} {said} {self.tls[name]}"
+            for name, said in self.admin.items()
         ]
-        head = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
+        head = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_use_ssl"
         return "\n".join(["1", head, *rows])
 
     def tell(self, _path: str, command: str) -> None:
@@ -178,3 +190,51 @@ def test_what_its_configuration_has_out_of_service_is_repaired_by_nobody(gateway
     assert not ask("repaired")["changed"]
     assert not ask("drained", "chat/chat.0", others=True)["changed"]
     assert servers.admin["chat/chat.0"] == 5
+
+
+def test_a_server_is_turned_to_tls_while_it_gets_nothing_and_let_in_afterwards(gateway):
+    servers, ask = gateway
+    assert ask("drained", "chat/chat.0", tls={"chat/chat.0": True})["turned"] == ["chat/chat.0"]
+    assert servers.turns == [("chat/chat.0", "on", "DRAIN")]
+    assert ask("admitted", "chat/chat.0", tls={"chat/chat.0": True})["turned"] == []
+    assert (servers.status("chat/chat.0"), servers.tls) == ("UP", {"chat/chat.0": "1", "chat/chat.1": "-1"})
+    # What went wrong and came back speaks as before: turned before it gets a request.
+    ask("drained", "chat/chat.1", tls={"chat/chat.1": True})
+    ask("admitted", "chat/chat.1", tls={"chat/chat.1": False})
+    assert servers.turns[-1] == ("chat/chat.1", "off", "DRAIN")
+    assert servers.status("chat/chat.1") == "UP"
+
+
+def test_one_that_is_spoken_to_as_wanted_is_let_alone(gateway):
+    _servers, ask = gateway
+    assert not ask("spoken", tls={"chat/chat.0": False, "chat/chat.1": False, "gone/gone.0": True})["changed"]
+    assert ask("spoken", tls={"chat/chat.0": True})["changed"]
+    assert not ask("spoken", tls={"chat/chat.0": True})["changed"]
+
+
+def test_a_gateway_that_cannot_speak_so_gives_requests_as_before_and_says_what_to_run(gateway):
+    servers, ask = gateway
+    servers.refuses = True
+    told = ask("drained", "chat/chat.0", tls={"chat/chat.0": True})
+    assert "chat/chat.0 cannot be spoken to by TLS" in told["msg"] and "playbooks/gateway.yml" in told["msg"]
+    assert servers.status("chat/chat.0") == "UP"
+    servers.admin["chat/chat.0"] = 8  # as a run that was cut short left it, before it was turned
+    assert ask("repaired")["changed"]
+    assert servers.status("chat/chat.0") == "UP"
+
+
+def test_one_whose_change_was_cut_short_is_let_in_only_once_it_is_known_how_it_speaks(gateway):
+    servers, ask = gateway
+    ask("drained", "chat/chat.0", tls={"chat/chat.0": True})  # and then the run was cut off: nobody knows what it runs
+    assert not ask("repaired")["changed"]
+    assert servers.status("chat/chat.0") == "DRAIN"
+    assert ask("repaired", tls={"chat/chat.0": False})["turned"] == ["chat/chat.0"]
+    assert (servers.status("chat/chat.0"), servers.tls["chat/chat.0"]) == ("UP", "0")
+
+
+def test_how_it_is_spoken_to_is_turned_also_of_one_that_an_operator_drained(gateway):
+    servers, ask = gateway
+    ask("drained", "chat/chat.0", keep=True)
+    ask("drained", "chat/chat.0", tls={"chat/chat.0": True})
+    ask("admitted", "chat/chat.0", tls={"chat/chat.0": True})
+    assert (servers.status("chat/chat.0"), servers.tls["chat/chat.0"]) == ("DRAIN", "1")

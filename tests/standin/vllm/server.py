@@ -7,6 +7,8 @@ real one was measured to: /health stays good, completions never come back. SIGUS
 completions hang while the counters move, as under load. An answer ends after a token, unless ignore_eos is asked for: then it
 takes as many seconds as it has tokens beyond one; as a stream, a token a second. STANDIN_SAYS is what it answers, STANDIN_SLOW
 the seconds before it.
+With --ssl-certfile and --ssl-keyfile it speaks TLS, and with --enable-ssl-refresh it reads them again as the real one does: as often
+as the file itself changes, and once more when another one is put in its place.
 A file /var/lib/standin/broken lets every start fail (starts.py has others); what is in /var/lib/standin/metrics is said on /metrics, too.
 """
 
@@ -18,6 +20,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -129,6 +132,33 @@ class Server(http.server.ThreadingHTTPServer):
         self.address_family = family(address[0])
         super().__init__(address, Handler)
 
+    def speak_tls(self, arguments):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
+        # The handshake in the thread of the connection: one that never ends one holds up nobody.
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        if arguments.enable_ssl_refresh:
+            threading.Thread(target=refresh, args=(context, arguments), daemon=True).start()
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exc_info()[1], OSError):  # whose handshake fails, or who goes, is his own affair
+            super().handle_error(request, client_address)
+
+
+def refresh(context, arguments):
+    """As inotify sees one file: what is put in its place is not looked at again."""
+    known = os.stat(arguments.ssl_certfile)
+    while True:
+        time.sleep(0.5)
+        now = os.stat(arguments.ssl_certfile)
+        if (now.st_ino, now.st_mtime_ns) == (known.st_ino, known.st_mtime_ns):
+            continue
+        context.load_cert_chain(arguments.ssl_certfile, arguments.ssl_keyfile)
+        print("Reloading SSL certificate chain", flush=True)
+        if now.st_ino != known.st_ino:
+            return
+        known = now
+
 
 def meet(arguments):
     """Ranks hold one connection to the head's store port for as long as they live."""
@@ -188,6 +218,8 @@ def run(arguments):
         time.sleep(0.5)
     server = Server((arguments.host, arguments.port))
     server.names, server.links = arguments.served_model_name, links
+    if arguments.ssl_certfile and arguments.ssl_keyfile:
+        server.speak_tls(arguments)
     print("stand-in ready", flush=True)
     server.serve_forever()
 

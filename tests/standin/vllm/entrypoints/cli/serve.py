@@ -11,7 +11,7 @@ class Serve:
 
     def subparser_init(self, subparsers):
         parser = subparsers.add_parser("serve")
-        for name in ("model", "host", "master-addr"):
+        for name in ("model", "host", "master-addr", "ssl-certfile", "ssl-keyfile"):
             parser.add_argument(f"--{name}")
         for name, default in (
             ("port", 8000),
@@ -25,6 +25,7 @@ class Serve:
             parser.add_argument(f"--{name}", type=int)
         parser.add_argument("--served-model-name", nargs="+")
         parser.add_argument("--headless", action="store_true")
+        parser.add_argument("--enable-ssl-refresh", action="store_true")
         return parser
 
     def validate(self, arguments):
