@@ -30,7 +30,7 @@ module.exit_json(changed=False, invocation_id="1", previous="", answers=[" a"], 
 # Parameters, and the line that is written.
 MODULES = {
     "gateway_server": (
-        ["servers", "state", "others", "deadline", "resting"],
+        ["servers", "state", "others", "deadline", "resting", "tls"],
         "' '.join([p['state'], *(p['servers'] or []), 'others' if p['others'] in (True, 'True') else '']).strip()"
         " + (' but ' + ' '.join(p['resting']) if p['resting'] else '')",
     ),
@@ -39,7 +39,7 @@ MODULES = {
         "' '.join([p['instance'], p['state'] or 'started', p['generation'] or '', str((p['unjudged'] or {}).get('former', ''))]).strip()",
     ),
     "answers": (
-        ["url", "model", "api_key", "deadline", "plan", "wanted", "said", "before", "same", "speed"],
+        ["url", "model", "api_key", "deadline", "plan", "wanted", "said", "before", "same", "speed", "instance"],
         "p['url'] + (' compared' if p['before'] else ' by what was said' if p['said'] else ' asked')",
     ),
 }  # fmt: skip
