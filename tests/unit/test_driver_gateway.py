@@ -24,7 +24,7 @@ CHANGE = """
 # Parameters with their defaults, and the line.
 MODULES = {
     "gateway_server": (
-        dict.fromkeys(["servers", "state", "others", "deadline"]),
+        dict.fromkeys(["servers", "state", "others", "deadline", "tls"]),
         "{state} {servers} others={others}",
     ),
     "instance": (

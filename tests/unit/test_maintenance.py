@@ -245,7 +245,7 @@ def test_consent_as_a_variable_and_as_a_word_on_the_command_line(consent):
 
 MODULES = {
     "gateway_server": (
-        dict.fromkeys(["servers", "state", "others", "deadline"]),
+        dict.fromkeys(["servers", "state", "others", "deadline", "tls"]),
         "{state} {servers} others={others}",
     ),
     "teardown": (dict.fromkeys(["state", "instances", "made"]), "{state} {instances}"),

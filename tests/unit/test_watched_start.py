@@ -46,6 +46,7 @@ def test_the_watch_is_given_the_run_that_the_start_began(tmp_path):
     (home / "instance.py").write_text(MODULE.format(record=str(tmp_path / "record")))
     tasks = [task for name in ("rollout", "restart", "fall_back") for task in pair(name)]
     play = [{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]
-    status, said = played(tmp_path, play, "localhost,", "-c", "local", vllm_service_start_timeout=9)
+    given = {"vllm_service_start_timeout": 9, "__vllm_service_stays": False}
+    status, said = played(tmp_path, play, "localhost,", "-c", "local", **given)
     assert status == 0, said
     assert (tmp_path / "record").read_text().splitlines() == ["chat.0 None None", "chat.0 watched run of chat.0"] * 3
