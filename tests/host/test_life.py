@@ -158,6 +158,7 @@ def invocation(host, instance: str) -> str:
 
 def made(host) -> dict[str, str]:
     """What the collection wrote on a host, by path: digests. Caches and what runs is left out."""
+    # A gateway lacks some of these folders, which find ends with 1 for; what is compared is what there is.
     said = host.check_output(
         "find /etc/vllm /etc/gpu_fleet /etc/systemd/system /etc/sysctl.d /etc/security /opt/vllm/agent -xdev -type f "
         "! -name .lock -exec sha256sum {} + 2>/dev/null || true"

@@ -121,7 +121,8 @@ def test_the_next_run_goes_on_and_repairs(fleet):
     status, said = fleet.deploy()
     assert status == 0, said
     for host in HOSTS:
-        assert fleet.lab.on(host, "dpkg --audit; ls -A /opt/vllm/releases | grep -e building -e incoming || true") == ""
+        left = "find /opt/vllm/releases -maxdepth 1 '(' -name '*building*' -o -name '*incoming*' ')'"
+        assert fleet.lab.on(host, f"dpkg --audit && {left}") == ""
         ask = standin_fleet.question(fleet.lab.address(host))
         assert fleet.lab.on(host, "python3 -", stdin=ask) == "200"
     assert [fleet.lab.on(host, f"systemctl is-active vllm@chat.{n}") for n, host in enumerate(HOSTS)] == ["active"] * 2
