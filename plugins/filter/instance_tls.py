@@ -47,5 +47,6 @@ class FilterModule:
         return {
             "instance_tls": rollout.function("tls"),
             "instances_spoken": rollout.function("spoken"),
+            "instances_speaking": rollout.function("speaking"),
             "instances_turned": rollout.function("turned"),
         }

@@ -28,7 +28,8 @@ EXAMPLES = """
 RETURN = """
 _value:
   description: >-
-    C(interface), C(rdma), C(net_devices), C(block) (lines for /etc/nccl.conf), C(sysctl), C(header), C(findings) and
+    C(interface), C(rdma), C(net_devices), C(block) (lines for /etc/nccl.conf), C(in_file) (whether they are there), C(sysctl), C(header),
+    C(findings) and
     C(notes) as lists of text.
   type: dict
 """
@@ -47,6 +48,7 @@ def nccl_plan(network, settings):
         "rdma": judged.rdma,
         "net_devices": judged.net_devices,
         "block": judged.block,
+        "in_file": judged.in_file,
         "header": judged.header,
         "sysctl": judged.sysctl,
         "findings": [str(item) for item in judged.findings],

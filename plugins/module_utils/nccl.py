@@ -38,6 +38,7 @@ class NcclPlan:
     """What the role writes, and what it found wrong. `notes` are worth knowing and stop nothing.
 
     rdma         RDMA ports as device:port
+    in_file      whether /etc/nccl.conf begins with the block already
     net_devices  the same answer for UCX (UCX_NET_DEVICES), which asks for RDMA ports and interfaces in one list
     header       first lines of the sysctl file; they remember which reserved ports are the fleet's own
     """
@@ -46,6 +47,7 @@ class NcclPlan:
     rdma: List[str] = field(default_factory=list)
     net_devices: str = ""
     block: str = ""
+    in_file: bool = False
     header: str = ""
     sysctl: Dict[str, str] = field(default_factory=dict)
     findings: List[Finding] = field(default_factory=list)
@@ -70,7 +72,9 @@ def plan(network: Mapping[str, Any], settings: Mapping[str, Any], known: Mapping
     result.net_devices = ",".join([*result.rdma, result.interface or ""]).rstrip(",")
     found.extend(judge_variables(settings["variables"], known, f"{host}: nccl_variables"))
     result.block = _block(result, settings)
-    _judge_file(network.get("nccl_conf") or "", result, known, host)
+    conf = network.get("nccl_conf") or ""
+    result.in_file = bool(network.get("nccl_conf_plain")) and _at_the_top(conf, result.block)
+    _judge_file(conf, result, known, host)
     _plan_ports(network, settings, result)
     return result
 
@@ -107,6 +111,11 @@ def own_block(text: str) -> Tuple[List[str], List[str]]:
         else:
             into.append(line)
     return inside, outside
+
+
+def _at_the_top(text: str, block: str) -> bool:
+    """Whether a file begins with this role's block, and has no other of it."""
+    return text.startswith(f"{BEGIN}\n{block}\n{END}\n") and text.count(BEGIN) == text.count(END) == 1
 
 
 def _block(result: NcclPlan, settings: Mapping[str, Any]) -> str:

@@ -134,6 +134,18 @@ def spoken(results: Mapping[str, Sequence[Result]]) -> Dict[str, bool]:
     return {each["item"]["instance"]: bool(each["tls_before"]) for each in told}
 
 
+def speaking(results: Sequence[Result], instances: Sequence[str], refused: Sequence[str]) -> Dict[str, bool]:
+    """Instance to whether it speaks TLS by now on one host, from that host's results: what is wanted, but for those that were to be
+    restarted and may not be, which go on as they were."""
+    found = {}
+    for result in results:
+        instance = result["item"]["instance"]
+        if instance in instances:
+            stays = instance in refused and result["tls_before"] is not None
+            found[instance] = bool(result["tls_before"] if stays else result["tls"])
+    return found
+
+
 def turned(results: Mapping[str, Sequence[Result]]) -> List[str]:
     """Instances that will speak TLS and did not, or the other way round; not those that never ran."""
     told = [each for all_of in results.values() for each in all_of]

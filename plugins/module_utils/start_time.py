@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Dict, Mapping
 
 BASE, DISK, ENGINE = 600.0, 100e6, 9.0
 GIB = float(1 << 30)
@@ -29,3 +30,8 @@ def weights(path: str) -> int:
     else:
         names = [os.path.join(path, name) for name in os.listdir(path) if name.endswith(WEIGHTS)]
     return sum(os.path.getsize(name) for name in names if os.path.isfile(name))
+
+
+def of_models(models: Mapping[str, str]) -> Dict[str, int]:
+    """`seconds` by instance, from instance to the path of its model."""
+    return {instance: seconds(weights(path)) for instance, path in models.items()}

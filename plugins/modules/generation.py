@@ -67,6 +67,7 @@ options:
     description: Memory that it must be allowed to lock, as systemd writes it.
     type: str
     default: infinity
+  keep: {description: 'How many generations stay, for RV(superfluous).', type: int, default: 3}
 attributes:
   check_mode: {description: Says what would change., support: full}
   diff_mode: {description: Shows the current generation's files against the new one's; never the key., support: full}
@@ -98,6 +99,11 @@ strangers: {description: Instances that run here and that the plan does not name
 tls: {description: Whether a server with this generation speaks TLS., returned: always, type: bool}
 tls_before: {description: "Whether one with the generation that C(current) points at does; null where there is none.", returned: always, type: bool}
 tls_running: {description: Whether one with RV(running_generation) does; null where there is none., returned: always, type: bool}
+superfluous:
+  description: Folders of generations and of their caches that M(gpu_fleet.vllm.old_generations) would take away now.
+  returned: always
+  type: list
+  elements: str
 restart_reasons: {description: Why the running process is not what is wanted., returned: always, type: list, elements: str}
 """
 
@@ -110,7 +116,7 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, limits, probe, units, unjudged
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, limits, old_generations, probe, units, unjudged
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """
@@ -404,6 +410,7 @@ def main():
             "planned": {"type": "list", "elements": "str", "default": []},
             "nofile": {"type": "int", "required": True},
             "memlock": {"type": "str", "default": "infinity"},
+            "keep": {"type": "int", "default": 3},
         },
         required_together=[("former_key", "former_source")],
         supports_check_mode=True,
@@ -477,6 +484,9 @@ def main():
             os.path.join(generation.home, "generations", open_change.get("former") or unit.generation or "")
         ),
         "strangers": strangers(p["planned"]),
+        "superfluous": old_generations.going(
+            generation.home, os.path.dirname(generation.cache), generation.id, unit.generation, p["keep"]
+        )[0],
     }
     if changes:
         shown = {

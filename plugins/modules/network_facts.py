@@ -86,6 +86,10 @@ nccl_conf:
   description: Text of /etc/nccl.conf; null when there is none.
   type: str
   returned: success
+nccl_conf_plain:
+  description: Whether it is a plain file of root's that all may read, and no one else write.
+  type: bool
+  returned: success
 reserved_ports:
   description: What net.ipv4.ip_local_reserved_ports says.
   type: str
@@ -102,6 +106,9 @@ import socket
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, network
+
+
+NCCL_CONF = "/etc/nccl.conf"
 
 
 def ip_json(module, *arguments):
@@ -149,6 +156,7 @@ def main():
         supports_check_mode=True,
     )
     given = module.params
+    conf = host_files.read(NCCL_CONF)
     module.exit_json(
         changed=False,
         interfaces=interfaces(module),
@@ -156,7 +164,8 @@ def main():
         routes=routes(module, given["peers"]),
         listeners=network.listeners(),
         user_uid=uid_of(given["user"]),
-        nccl_conf=host_files.read("/etc/nccl.conf"),
+        nccl_conf=conf,
+        nccl_conf_plain=conf is not None and host_files.wrong(NCCL_CONF, conf) is None,
         reserved_ports=(host_files.read("/proc/sys/net/ipv4/ip_local_reserved_ports") or "").strip(),
         sysctl_text=host_files.read(given["sysctl_file"]) if given["sysctl_file"] else None,
     )

@@ -43,54 +43,11 @@ kept: {description: IDs of the generations that stay., returned: always, type: l
 
 import fcntl
 import os
-import re
 import shutil
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import units
-
-ID = re.compile(r"[0-9a-f]{12}")
-
-
-def folders(where):
-    """Real folders that are called like a generation."""
-    try:
-        entries = list(os.scandir(where))
-    except FileNotFoundError:
-        return []
-    return [entry.name for entry in entries if ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
-
-
-def is_ours(folder, instance):
-    """Whether the generation module wrote it for this instance: its drop-in says so in the first line."""
-    try:
-        with open(os.path.join(folder, "unit.conf"), encoding="utf-8", errors="replace") as lines:
-            return lines.readline().startswith(f"# Generation {os.path.basename(folder)} of {instance},")
-    except OSError:
-        return False
-
-
-def target(link):
-    """The generation that a link points at."""
-    try:
-        return os.path.basename(os.readlink(link))
-    except OSError:
-        return None
-
-
-def staying(home, generations, wanted, running, most):
-    """IDs that stay: what is needed, then the newest."""
-    current, before = target(os.path.join(home, "current")), target(os.path.join(home, "previous"))
-    if current != wanted:
-        current, before = wanted, current
-    needed = {current, before, running} - {None}
-
-    def age(name):
-        return os.stat(os.path.join(home, "generations", name)).st_mtime
-
-    others = sorted(set(generations) - needed, key=age, reverse=True)
-    return needed | set(others[: max(0, most - len(needed))])
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import old_generations, units
 
 
 def main():
@@ -110,13 +67,8 @@ def main():
     if not module.check_mode and os.path.isdir(home):
         lock = open(os.path.join(home, ".lock"), "w", encoding="ascii")  # noqa: SIM115  held until the end
         fcntl.flock(lock, fcntl.LOCK_EX)
-    there = os.path.join(home, "generations")
-    generations = [name for name in folders(there) if is_ours(os.path.join(there, name), p["instance"])]
-    keep = staying(home, generations, p["generation"], units.show(p["instance"]).generation, p["keep"])
-    going = [os.path.join(there, name) for name in sorted(set(generations) - keep)]
-    # A folder that is not ours keeps its cache.
-    stay = keep | (set(folders(there)) - set(generations))
-    going += [os.path.join(caches, name) for name in sorted(set(folders(caches)) - stay)]
+    running = units.show(p["instance"]).generation
+    going, kept = old_generations.going(home, caches, p["generation"], running, p["keep"])
     if not module.check_mode:
         for folder in going:
             try:
@@ -129,7 +81,7 @@ def main():
     module.exit_json(
         changed=bool(going),
         removed=going,
-        kept=sorted(keep & set(generations)),
+        kept=kept,
         diff={"before": "".join(f"{folder}\n" for folder in going), "after": ""},
     )
 

@@ -32,10 +32,10 @@ def facts(shown=None, conf=None, *, listeners=(), routes=None, rdma=(), reserved
     }
 
 
-def judge(conf=None, shown=None, *, listeners=(), routes=None, rdma_ports=(), reserved="", sysctl=None, **settings):
+def judge(conf=None, shown=None, *, listeners=(), routes=None, rdma_ports=(), reserved="", sysctl=None, network=None, **settings):
     """The judgement of a host whose network is as given."""
     more = {"listeners": listeners, "routes": routes, "rdma": rdma_ports, "reserved": reserved, "sysctl": sysctl}
-    network = facts(shown, conf, **more)
+    network = network or facts(shown, conf, **more)
     usual = {
         "host": "gpu-01",
         "address": "10.1.0.1",
@@ -125,6 +125,25 @@ def test_lines_of_others_are_notes_where_they_do_nothing_and_findings_where_they
     (finding,) = said(result.findings)
     assert "line 'NCCL_SOCKET_IFNAME=eth0': the role would write NCCL_SOCKET_IFNAME==eth1" in finding
     assert ["NCCL_TIMEOUT" in note or "spaces" in note for note in said(result.notes)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "there"),
+    [
+        (lambda text: text, True),
+        (lambda text: f"{text}NCCL_DEBUG=WARN\n", True),
+        (lambda text: f"NCCL_DEBUG=WARN\n{text}", False),  # of two lines with one key NCCL takes the first
+        (lambda text: text.replace("eth1", "eth0"), False),
+        (lambda text: text + text, False),
+        (lambda text: text.rpartition("#")[0], False),
+        (lambda text: "", False),
+    ],
+)
+def test_the_block_is_written_only_where_it_is_not(change, there):
+    text = f"# BEGIN gpu_fleet\n{judge().block}\n# END gpu_fleet\n"
+    network = {**facts(), "nccl_conf": change(text), "nccl_conf_plain": True}
+    assert judge(network=network).in_file is there
+    assert not judge(network={**network, "nccl_conf_plain": False}).in_file
 
 
 def test_the_range_is_set_and_nothing_is_reserved_by_default():

@@ -111,7 +111,6 @@ def run(folder, *results, nonsense=False, **variables):
         "generations": {host: {"results": [one]} for host, one in zip(HOSTS, results, strict=True)},
         "vllm_service_api_keys": {"chat": "k"},
         "vllm_service_start_timeout": 9,
-        "__vllm_service_units": {"changed": False},
         **variables,
     }
     groups = {"gpu_hosts": {"hosts": dict.fromkeys(HOSTS)}, "gateways": {"hosts": {"gw-01": None}}}

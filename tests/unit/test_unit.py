@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jinja2
 import pytest
 import yaml
-from ansible_collections.gpu_fleet.vllm.plugins.modules import device_groups
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import device_groups
 from conftest import REPOSITORY
 
 ROLE = REPOSITORY / "roles/vllm_service"
@@ -24,7 +24,7 @@ def drop_in(accelerator="cu130", groups=()):
         "unit.conf.j2",
         vllm_runtime_release={"accelerator": accelerator},
         __vllm_service_timeout=60,
-        __vllm_service_devices={"groups": list(groups)},
+        __vllm_service_there={"groups": list(groups)},
         __vllm_service_answering=["chat.0"],
         __vllm_service_config={"shutdown-timeout": 5, "served-model-name": ["chat"]},
         __vllm_service_instance={"instance": "chat.0", "rank": 0, "peers": [], "env": {}},
