@@ -1,7 +1,7 @@
 """Which replica may be started or restarted when."""
 
 import pytest
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions, returns
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils.rollout import actions, returns, speaking
 
 PLAN = {
     "services": {"chat": {"replicas": ["chat.0", "chat.1"]}},
@@ -174,3 +174,19 @@ def test_nothing_comes_back_unless_every_rank_can(other):
     ranks = {"a": [ran(0)], **({"b": [other]} if other else {})}
     assert returns(ranks, "chat.0", "a") == []
     assert returns(ranks, "chat.0", "c") == []
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "refused", "speaks"),
+    [
+        (False, True, [], True),
+        (True, False, [], False),
+        (False, True, ["chat.0"], False),  # was to be restarted and may not be: it goes on as it was
+        (True, False, ["chat.0"], True),
+        (None, True, ["chat.0"], True),  # nothing ran before
+        (False, True, ["chat.1"], True),
+    ],
+)
+def test_a_head_speaks_as_is_wanted_unless_it_may_not_be_restarted(before, wanted, refused, speaks):
+    told = [{**rank("chat.0"), "tls_before": before, "tls": wanted}, {**rank("talk.0"), "tls_before": None, "tls": True}]
+    assert speaking(told, ["chat.0"], refused) == {"chat.0": speaks}
