@@ -53,27 +53,7 @@ import os
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, sysctl
-
-
-def fail(module, text):
-    """End with an error that names the host."""
-    module.fail_json(msg=f"{socket.gethostname()}: {text}")
-
-
-def set_live(module, name, value):
-    """Write one value and read it back: some parameters take a value and keep another."""
-    path = sysctl.proc_path(name)
-    try:
-        with open(path, "w", encoding="ascii") as handle:
-            handle.write(f"{value}\n")  # with a newline: writing no byte at all would leave the former value
-    except OSError as error:
-        fail(
-            module,
-            f"{name} cannot be set to {value}: {error.strerror}. Leave it out, or choose a value the kernel takes",
-        )
-    if sysctl.present(name) != value:
-        fail(module, f"{name} was set to {value}, but the kernel says {sysctl.present(name)}")
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import sysctl
 
 
 def main():
@@ -87,54 +67,14 @@ def main():
         },
         supports_check_mode=True,
     )
-    path = module.params["path"]
-    settings = {
-        sysctl.normal_name(name): sysctl.normal_value(value) for name, value in module.params["settings"].items()
-    }
-    live = {name: sysctl.present(name) for name in settings}
-    missing = sorted(name for name, value in live.items() if value is None)
-    if missing:
-        fail(module, f"this kernel has no {', '.join(missing)}; correct the name or leave it out. Nothing was changed")
-    undone = sysctl.overridden(path, settings)
-    if undone:
-        fail(
-            module,
-            f"{'; '.join(undone)}: the next boot would undo it. Remove the line there, or give the value here. Nothing was changed",
-        )
-    text = sysctl.render(settings, module.params["header"]) if settings else None
-    before = host_files.read(path)
-    why = file_faults(path, text, before)
-    altered = {name: value for name, value in settings.items() if live[name] != value}
-    why += [f"{name} was {live[name]}, wanted {value}" for name, value in altered.items()]
-    if not module.check_mode:
-        apply(module, path, text, before, altered)
-    diff = [{"before": before or "", "after": text or "", "before_header": path, "after_header": path}]
-    if altered:
-        kernel = {name: live[name] for name in altered}
-        diff.append({"before": kernel, "after": altered, "before_header": "kernel", "after_header": "kernel"})
-    module.exit_json(changed=bool(why), why=why, diff=diff)
-
-
-def file_faults(path, text, before):
-    """What is wrong with the file, as a list of at most one sentence."""
-    if text is None:
-        return [] if before is None else [f"{path} was there and sets nothing that is wanted"]
-    wrong = host_files.wrong(path, text)
-    return [wrong] if wrong else []
-
-
-def apply(module, path, text, before, altered):
-    """The kernel first: a value it refuses must not wait in the file for the next boot."""
-    for name, value in altered.items():
-        set_live(module, name, value)
+    given = module.params
     try:
-        if text is None:
-            if before is not None:
-                os.unlink(path)
-        elif host_files.wrong(path, text):
-            host_files.write(path, text)
-    except OSError as error:
-        fail(module, f"{path}: {error.strerror}")
+        found = sysctl.compare(given["path"], given["settings"], given["header"])
+        if not module.check_mode:
+            sysctl.apply(found)
+    except sysctl.Refused as refused:
+        module.fail_json(msg=f"{socket.gethostname()}: {refused}")
+    module.exit_json(changed=bool(found.why), why=list(found.why), diff=found.diffs())
 
 
 if __name__ == "__main__":
