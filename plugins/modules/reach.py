@@ -43,6 +43,18 @@ options:
       address: {description: Its address., type: str, required: true}
       port: {description: Its port., type: int, required: true}
       ours: {description: Whether a listener of this module is there., type: bool, default: false}
+  strange:
+    description:
+      - As O(targets), with O(state=connected). Where the controller connects to itself meanwhile, as a stranger, for 1.5 s at most; a
+        listener gets nothing but the connection. Left out where the module runs without its part on the controller.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      host: {description: Name of the host., type: str, required: true}
+      address: {description: Its address., type: str, required: true}
+      port: {description: Its port., type: int, required: true}
+      ours: {description: Whether a listener of this module is there., type: bool, default: false}
   bulk:
     description: Whether to send and take 256 KiB.
     type: bool
@@ -70,6 +82,7 @@ RETURN = r"""
 address: {description: The address that is listened on., type: str, returned: with O(state=listening)}
 ours: {description: Ports that are listened on now., type: list, elements: int, returned: with O(state=listening)}
 taken: {description: Ports on which somebody else listens., type: list, elements: int, returned: with O(state=listening)}
+strange: {description: 'As RV(results), of O(strange).', type: list, elements: dict, returned: with O(state=connected)}
 results:
   description: The targets with what came of each.
   type: list
@@ -125,6 +138,7 @@ def main():
             "address": {"type": "str"},
             "ports": {"type": "list", "elements": "int", "default": []},
             "targets": {"type": "list", "elements": "dict", "default": [], "options": target},
+            "strange": {"type": "list", "elements": "dict", "default": [], "options": target},
             "bulk": {"type": "bool", "default": True},
             "seconds": {"type": "float", "default": 3},
         },

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import reach
+from plays import played
 
 
 @pytest.fixture
@@ -227,3 +228,63 @@ def test_where_ranks_meet_and_the_start_of_the_other_hosts_range_are_proved():
     there = {"host": "gpu-02", "address": "10.0.0.2"}
     assert reach.proof(plan(), "gpu-01")["targets"] == [{**there, "port": port} for port in (8001, 50000, 8101)]
     assert [item["port"] for item in reach.proof(plan(), "gpu-02")["targets"]] == [8001, 40000, 8101]
+
+
+# -- the controller's part --------------------------------------------------------------------------------------------------
+
+PROOF = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  vars:
+    firewall_consent: true
+    firewall_managed_elsewhere: false
+    firewall_cluster_interface: ""
+    firewall_proof_seconds: 1
+    firewall_planned_openings: "{{ openings }}"
+    firewall_openings: []
+    fleet_address: 127.0.0.1
+    ansible_port: "{{ port }}"
+    firewall_proof: {ports: ["{{ port | int }}"], targets: "{{ targets | default([]) }}"}
+  tasks:
+    - ansible.builtin.include_role:
+        name: gpu_fleet.vllm.firewall
+        tasks_from: prove
+        rolespec_validate: false
+    - ansible.builtin.debug:
+        msg: "reached {{ __firewall_reached | to_json }}"
+"""
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _proved(folder, **variables):
+    return played(folder, PROOF, "localhost,", port=str(_free_port()), **variables)
+
+
+def test_the_controller_connects_as_a_stranger_while_the_host_listens(tmp_path):
+    """One that is let in is a stop; the listener has ended after it all the same."""
+    status, said = _proved(tmp_path, openings=[])
+    assert status == 2
+    assert "a connection from 127.0.0.1, which is no peer, was let in" in said
+
+
+def test_who_may_connect_is_no_stranger(tmp_path):
+    opening = {"name": "ranks", "ports": ["1-65535"], "from": ["127.0.0.1"]}
+    status, said = _proved(tmp_path, openings=[opening])
+    assert status == 0, said
+    assert '"outcome": "connected"' in said
+    assert '"results": []' in said, "without a peer nothing is asked of the host"
+
+
+def test_peers_are_reached_beside_it(tmp_path):
+    """Nobody listens there; that the host answers shows that packets pass."""
+    peer = {"host": "gpu-02", "address": "127.0.0.1", "port": _free_port(), "ours": False}
+    status, said = _proved(tmp_path, openings=[{"name": "r", "ports": ["1-65535"], "from": ["any"]}], targets=[peer])
+    assert status == 0, said
+    assert '"outcome": "refused"' in said
+    assert '"outcome": "connected"' in said
