@@ -68,6 +68,42 @@ def unread(paths: List[str]) -> bool:
     return "yes" in systemctl("show", "--property=NeedDaemonReload", "--value", *names).stdout.split()
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Whether a unit is there, starts at boot and runs. error: why systemd cannot use its file; empty when it can."""
+
+    name: str
+    found: bool
+    enabled: bool
+    active: str
+    error: str
+
+    @property
+    def running(self) -> bool:
+        return self.active in ("active", "activating")
+
+
+def standing(name: str) -> Standing:
+    """A unit as ansible.builtin.systemd_service judges it.
+
+    `is-enabled`, since the property UnitFileState is remembered by systemd and does not see a link that was removed by
+    hand. What is enabled until the next boot only, or through another unit, is not enabled.
+    """
+    said: Dict[str, str] = dict(
+        line.partition("=")[::2]
+        for line in systemctl("show", "--property=LoadState,LoadError,ActiveState", name).stdout.splitlines()
+    )
+    load = said.get("LoadState", "not-found")
+    at_boot = systemctl("is-enabled", name)
+    return Standing(
+        name=name,
+        found=load != "not-found",
+        enabled=at_boot.returncode == 0 and at_boot.stdout.strip() not in ("enabled-runtime", "indirect", "alias"),
+        active=said.get("ActiveState", "unknown"),
+        error=said.get("LoadError", "") if load not in ("not-found", "masked") else "",
+    )
+
+
 def unit_name(instance: str) -> str:
     return f"vllm@{instance}.service"
 

@@ -57,6 +57,12 @@ options:
     type: list
     elements: int
     default: [22]
+  missing_ok:
+    description:
+      - Say with RV(missing) that the host has no /usr/sbin/nft, which is what units run, and change nothing, so that it can be
+        installed. Without this a missing nft is an error, but in check mode.
+    type: bool
+    default: false
   path:
     description: The file that the unit loads at boot.
     type: path
@@ -87,6 +93,10 @@ obstacles:
   elements: dict
   returned: always
   sample: [{chain: ip filter INPUT, reason: its policy is drop, remedy: accept it there, tool: ""}]
+missing:
+  description: Whether the host has no nft yet, so that nothing was compared.
+  type: bool
+  returned: success
 on_trial:
   description: Seconds until the former table is back; 0 when nothing is on trial.
   type: int
@@ -108,6 +118,7 @@ from typing import NamedTuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, nftables, other_firewalls, sessions
 
+PROGRAM = "/usr/sbin/nft"  # of Debian's and Ubuntu's package
 NAME = [nftables.FAMILY, nftables.TABLE]
 FORMER, TRIAL = "/run/gpu_fleet/firewall-former.nft", "/run/gpu_fleet/firewall-trial.nft"
 TIMER = "gpu-fleet-firewall-return"
@@ -303,6 +314,7 @@ def arguments():
         "consent": {"type": "list", "elements": "str", "choices": list(other_firewalls.TOOLS), "default": []},
         "return_after": {"type": "int", "default": 0},
         "confirm": {"type": "bool", "default": False},
+        "missing_ok": {"type": "bool", "default": False},
     }
 
 
@@ -317,14 +329,20 @@ def main():
         text = nftables.render(openings, given["ssh_ports"])
     except ValueError as error:
         fail(module, f"{error}. Nothing was changed")
-    nft = module.get_bin_path("nft", required=not module.check_mode, opt_dirs=["/usr/sbin", "/sbin"])
+    nft = None
+    if not given["missing_ok"] or os.path.exists(PROGRAM):
+        nft = module.get_bin_path("nft", required=not module.check_mode, opt_dirs=["/usr/sbin", "/sbin"])
     if nft is None:
-        diff = {"before": "", "after": text}
-        module.exit_json(changed=True, table="", obstacles=[], on_trial=0, why=["nft is not installed yet"], diff=diff)
+        # In check mode this is the last word on the table; otherwise it is installed, and that task changes something.
+        module.exit_json(
+            **{"changed": module.check_mode, "missing": True, "table": "", "obstacles": [], "on_trial": 0},
+            why=["nft is not installed yet"],
+            diff={"before": "", "after": text} if module.check_mode else [],
+        )
     wanted, live = as_the_kernel_prints_it(module, nft, text), live_table(module, nft)
     if given["confirm"]:
         keep(module, nft, path, text, wanted)
-        module.exit_json(changed=True, table=wanted, obstacles=[], on_trial=0, why=["confirmed"])
+        module.exit_json(changed=True, missing=False, table=wanted, obstacles=[], on_trial=0, why=["confirmed"])
     refuse_lockout(module, openings)
     elsewhere = clear_obstacles(module, nft, openings)
     why = list(filter(None, [host_files.wrong(path, text)]))
@@ -349,7 +367,8 @@ def main():
                 load(module, nft, path)
                 if live_table(module, nft) != wanted:
                     fail(module, "the table was loaded, but the kernel's is another; is something else writing it?")
-    module.exit_json(changed=bool(why), table=wanted, obstacles=[], on_trial=trial, why=why, diff=diff)
+    result = {"table": wanted, "obstacles": [], "on_trial": trial, "why": why, "diff": diff}
+    module.exit_json(changed=bool(why), missing=False, **result)
 
 
 def diff_of(path, text, live, wanted):

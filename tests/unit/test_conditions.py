@@ -22,6 +22,7 @@ CONDITIONS = {"when", "that", "until", "failed_when", "changed_when"}
 BOOLEAN = {
     "ansible_check_mode",
     "exists",  # module stat
+    "missing",  # module nft_table
     "works",  # filter driver_plan, and the next two
     "changes_driver",
     "satisfied",
