@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import yaml
 from ansible_collections.gpu_fleet.vllm.plugins.modules import nft_table
+from conftest import REPOSITORY
 from module_run import ran
+from plays import played, recorded, stand_ins
 
 OPENING = {"name": "api", "ports": ["8000"], "proto": "tcp", "from": ["any"], "interface": None, "cluster": False}
 
@@ -49,3 +54,58 @@ def test_openings_are_judged_before(bare):
     said = bare(False, True, openings=[{**OPENING, "ports": ["0"]}])
     assert said["failed"]
     assert said["msg"].endswith("Nothing was changed")
+
+
+# A host that has nft once apt has run.
+NFT = """#!/usr/bin/python
+# Stand-in, made for a test.
+import os
+from ansible.module_utils.basic import AnsibleModule
+
+names = ("openings", "cluster_interface", "consent", "ssh_ports", "return_after", "path", "missing_ok")
+module = AnsibleModule({{name: {{"type": "raw"}} for name in names}}, supports_check_mode=True)
+there = os.path.exists({installed!r})
+with open({record!r}, "a") as record:
+    record.write("nft" + ("" if there else ", missing") + "\\n")
+if not there and not module.params["missing_ok"] and not module.check_mode:
+    module.fail_json(msg="no nft")
+module.exit_json(changed=module.check_mode or there, missing=not there)
+"""
+UNITS = {"files": [], "reload": False, "running": []}
+
+
+@pytest.mark.parametrize(
+    ("there", "options", "asked"),
+    [
+        (True, [], ["nft", "units"]),
+        (False, [], ["nft, missing", "nft", "units"]),
+        (False, ["--check"], ["nft, missing", "units"]),
+    ],
+)
+def test_the_role_installs_it_where_it_is_missing_and_asks_once_more(tmp_path, there, options, asked):
+    home = stand_ins(tmp_path, {"files": (UNITS, "units"), "reach": ({}, "")})
+    files = home / "plugins" / "modules" / "files.py"
+    files.write_text(files.read_text().replace("AnsibleModule(", "AnsibleModule(supports_check_mode=True, "))
+    installed = tmp_path / "installed"
+    if there:
+        installed.touch()
+    (home / "plugins" / "modules" / "nft_table.py").write_text(
+        NFT.format(installed=str(installed), record=str(tmp_path / "record"))
+    )
+    role = shutil.copytree(REPOSITORY / "roles" / "firewall", home / "roles" / "firewall")
+    # No test installs packages on the machine that it runs on.
+    tasks = yaml.safe_load((role / "tasks" / "table.yml").read_text())
+    for task in tasks:
+        if task.pop("ansible.builtin.apt", None):
+            task["ansible.builtin.file"] = {"path": str(installed), "state": "touch", "mode": "0644"}
+    (role / "tasks" / "table.yml").write_text(yaml.safe_dump(tasks))
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "roles": [{"role": "gpu_fleet.vllm.firewall", "firewall_openings": []}],
+    }
+    status, said = played(tmp_path, [play], "localhost,", *options)
+    assert status == 0, said
+    assert recorded(tmp_path) == asked
+    assert installed.exists() is not (options == ["--check"])
