@@ -594,3 +594,6 @@ def test_a_service_is_renamed_in_its_place(hosts, light, more):
     run = play(*more, **renamed)
     assert (run.status, run.changed()) == (0, 0), run.said[-3000:]
     assert quiet(light) == []
+    assert "gw-01 was left as it is: talk.0 goes on" in run.said
+    assert (ask("talk"), ask("speak")) == (200, 404), "clients know the one that serves"
+    assert hosts["gpu-02"].run("systemctl is-enabled vllm-agent@speak.0").rc != 0, "it has the ports of talk's"

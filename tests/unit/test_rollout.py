@@ -97,6 +97,12 @@ def test_nothing_starts_beside_an_instance_that_nobody_names():
     assert done["start"] == []
     assert "vllm@old.0 runs on a" in done["refuse"][0]["message"]
     assert "scripts/fleet teardown -i INVENTORY old (" in done["refuse"][0]["message"]
+    assert done["refuse"][0]["in_the_way"] == ["old.0"]
+
+
+def test_what_is_refused_for_another_reason_has_nothing_in_its_way():
+    (refused,) = actions(PLAN, results(a=OLD, b=OLD, c=OFF, d=OFF))["refuse"]
+    assert refused["in_the_way"] == []
 
 
 # -- what an earlier run was cut off in -------------------------------------------------------------------------------------
