@@ -558,7 +558,9 @@ def test_a_host_leaves_from_the_middle_and_nothing_is_started_again(hosts, light
     before = {name: invocation(hosts[name], one) for name, one in stay.items()}
     run = play(*more, **served_by("gpu-01", "gpu-03"))
     assert run.status != 0
-    assert "chat.1 is to be started where replicas of chat run under other numbers: vllm@chat.2 runs on gpu-03" in run.said
+    assert (
+        "chat.1 is to be started where replicas of chat run under other numbers: vllm@chat.2 runs on gpu-03" in run.said
+    )
     assert "null in the place of each host that left" in run.said
     assert {name: invocation(hosts[name], one) for name, one in stay.items()} == before
     all_up(hosts, "chat.0", "chat.1", "chat.2")
