@@ -139,7 +139,9 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
     for service in services:
         if not service.whole:
             found.extend(
-                _unknown_host(f"service {service.name}", n, fleet) for n in service.hosts or () if n not in fleet.hosts
+                _unknown_host(f"service {service.name}", n, fleet)
+                for n in service.hosts or ()
+                if n and n not in fleet.hosts
             )
             continue
         made, mistakes = _replicas(service, fleet)
@@ -168,24 +170,30 @@ def build(services: Sequence[Service], fleet: Fleet) -> Tuple[Dict[str, Any], Li
 
 def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Finding]]:
     where = f"service {service.name}"
-    names = list(service.hosts) if service.hosts is not None else list(fleet.hosts)
-    found = [_unknown_host(where, name, fleet) for name in names if name not in fleet.hosts]
-    if not names:
+    names: List[Optional[str]] = list(service.hosts if service.hosts is not None else fleet.hosts)
+    found = [_unknown_host(where, name, fleet) for name in names if name is not None and name not in fleet.hosts]
+    if not any(names):
         found.append(
             Finding("no-hosts", where, "it has no hosts", "Put hosts into the group gpu_hosts, or name them in `hosts`")
         )
     size = service.hosts_per_replica
     if names and len(names) % size:
-        message = f"{len(names)} hosts ({', '.join(names)}) cannot be split into replicas of {size}"
+        told = ", ".join(name or "null" for name in names)
+        message = f"{len(names)} hosts ({told}) cannot be split into replicas of {size}"
         found.append(
             Finding("replica-size", where, message, f"Name a multiple of {size} hosts, or change hosts_per_replica")
         )
+    places = [names[start : start + size] for start in range(0, len(names), size)]
+    found.extend(_torn(where, place) for place in places if any(place) and not all(place))
     if found:
         return [], found
-    hosts = [fleet.hosts[name] for name in names]
-    groups = [tuple(hosts[start : start + size]) for start in range(0, len(hosts), size)]
     replicas: List[Replica] = []
-    for group in groups:
+    number, gone = 0, 0
+    for place in places:
+        if not any(place):
+            gone += 1
+            continue
+        group = tuple(fleet.hosts[name] for name in place if name is not None)
         found.extend(_group_findings(where, group))
         gpus, mistakes = _gpus(service, group)
         found.extend(mistakes)
@@ -195,10 +203,22 @@ def _replicas(service: Service, fleet: Fleet) -> Tuple[List[Replica], List[Findi
         if copies < 1:
             message = f"{len(gpus or ())} GPUs cannot be split into {service.replicas_per_host} replicas on a host"
             found.append(Finding("replica-size", where, message, "Change replicas_per_host or gpus"))
+        # As many replicas were in a place that is empty as are in the next one.
+        number, gone = number + gone * copies, 0
         for slot in range(copies):
             own = tuple(gpus[slot * share : slot * share + used]) if gpus else None
-            replicas.append(Replica(service, len(replicas), group, slot, own, reasons, notes))
+            replicas.append(Replica(service, number, group, slot, own, reasons, notes))
+            number += 1
     return ([] if found else replicas), found
+
+
+def _torn(where: str, place: Sequence[Optional[str]]) -> Finding:
+    stay = ", ".join(name for name in place if name)
+    message = f"of the hosts of one replica only {stay} is left, with null in the place of the others"
+    fix = (
+        "All hosts of a replica leave together: write null for each, or name another host; or change hosts_per_replica"
+    )
+    return Finding("replica-size", where, message, fix)
 
 
 def _shares(

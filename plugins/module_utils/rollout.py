@@ -27,7 +27,8 @@ def actions(
     restart       instances to stop and start, in this order, one after the other; first what an earlier run did not finish
     unjudged      of these, what an earlier run changed, or stopped for a change, and was cut off before it judged the outcome
     judge         of these, what serves as wanted: only the outcome is to be judged
-    refuse        what is needed and must not be done now: instance, its hosts in this run, message
+    refuse        what is needed and must not be done now: instance, its hosts in this run, message, and what is in its way:
+                  instances that run in its place, and that the plan does not name
     """
     known = {
         (result["item"]["instance"], host): result
@@ -47,11 +48,12 @@ def actions(
         active = [host for host, rank in ranks.items() if rank["active"] == "active"]
         strangers = [(host, name) for host, rank in ranks.items() for name in rank.get("strangers", ())]
         others = [other for other in plan["services"][replica["service"]]["replicas"] if other != instance]
-        message = ""
+        message, in_the_way = "", []
         if missing:
             message = _missing(instance, missing, reasons)
         elif strangers and len(active) < len(ranks):
-            message = _stranger(instance, strangers)
+            message = _stranger(instance, replica["service"], strangers)
+            in_the_way = list(dict.fromkeys(name for _host, name in strangers))
         elif not reasons and len(active) in (0, len(ranks)):
             out["start"].append(instance)
         elif len(active) < len(ranks) or allow_outage or any(other in serving for other in others):
@@ -63,7 +65,8 @@ def actions(
         else:
             message = _outage(instance, replica, reasons)
         if message:
-            out["refuse"].append({"instance": instance, "hosts": list(ranks), "message": message})
+            refused = {"instance": instance, "hosts": list(ranks), "message": message, "in_the_way": in_the_way}
+            out["refuse"].append(refused)
     out["restart"].sort(key=lambda instance: instance not in out["unjudged"])
     return out
 
@@ -161,13 +164,26 @@ def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> s
     )
 
 
-def _stranger(instance: str, strangers: Sequence[Tuple[str, str]]) -> str:
+def _stranger(instance: str, service: str, strangers: Sequence[Tuple[str, str]]) -> str:
     told = "; ".join(f"vllm@{name} runs on {host}" for host, name in strangers)
+    if service in {name.rpartition(".")[0] for _host, name in strangers}:
+        return _renumbered(instance, service, told)
     services = " ".join(dict.fromkeys(name.rpartition(".")[0] for _host, name in strangers))
     return (
         f"{instance} is to be started where instances run that the inventory no longer names, with GPUs and ports that it needs: {told}. "
         f"They go on until you take them away: scripts/fleet teardown -i INVENTORY {services} (playbooks/teardown.yml "
         f"-e teardown_services={services.replace(' ', ',')}). Then run this again"
+    )
+
+
+def _renumbered(instance: str, service: str, told: str) -> str:
+    """What `_stranger` says would end every replica behind the host that left at once."""
+    return (
+        f"{instance} is to be started where replicas of {service} run under other numbers: {told}. They are numbered in the order of hosts, "
+        "and a host before them left, came or changed its place, or has another number of copies. All of them go on as they are. "
+        f"To have them keep their numbers, name the hosts of {service} in its `hosts`, a new one at the end and null in the place of each "
+        "host that left; one that comes back stays where it is with vllm_host_state: maintenance. To have them numbered anew, "
+        f"scripts/fleet teardown -i INVENTORY {service} ends all of them at once, and the next deploy starts them"
     )
 
 

@@ -103,7 +103,11 @@ KEYS: Dict[str, Key] = {
         False,
         "Names that requests may use, of letters, digits and . _ : / -; the first one labels metrics. Default: the service's name.",
     ),
-    "hosts": Key("texts", False, "Hosts that serve it, in rank order. Default: the group gpu_hosts."),
+    "hosts": Key(
+        "places",
+        False,
+        "Hosts that serve it, in rank order, which numbers its replicas; null keeps the place of one that left. Default: the group gpu_hosts.",
+    ),
     "hosts_per_replica": Key("count", False, "How many hosts act as one replica. Default 1."),
     "replicas_per_host": Key(
         "count",
@@ -137,7 +141,7 @@ KEYS: Dict[str, Key] = {
 _EXPECT = {
     "name": "a name of small letters, digits and dashes, 42 characters at most",
     "text": "a text without line breaks or blanks at its ends",
-    "texts": "a list of texts without line breaks or blanks at their ends, each once",
+    "places": "a list of names of hosts without line breaks or blanks at their ends, each once, or null",
     "model_names": "a list of names, each once, of letters, digits and . _ : / - only, the dash not first: they stand in the unit's command line",
     "count": "a whole number of 1 or more",
     "gpus": "a list of GPU numbers, each once, such as [0, 1]",
@@ -171,6 +175,12 @@ def _list_of(value: Any, check: Any) -> bool:
     )
 
 
+def _are_places(value: Any) -> bool:
+    """Hosts, each once, and None where one left, as often as that was."""
+    named = [name for name in value if name is not None] if isinstance(value, list) else value
+    return _list_of(named, _is_line) or (named == [] and bool(value))
+
+
 def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
     """What is wrong with single variables of `env`; the value of one that looks like a secret is not shown."""
     found = []
@@ -200,7 +210,7 @@ def _env_findings(where: str, env: Dict[Any, Any]) -> List[Finding]:
 _CHECKS: Dict[str, Callable[[Any], bool]] = {
     "name": lambda v: isinstance(v, str) and bool(NAME.fullmatch(v)),
     "text": _is_line,
-    "texts": lambda v: _list_of(v, _is_line),
+    "places": _are_places,
     "model_names": lambda v: _list_of(v, lambda n: isinstance(n, str) and bool(MODEL_NAME.fullmatch(n))),
     "count": lambda v: _is_int(v) and v >= 1,
     "gpus": lambda v: _list_of(v, lambda n: _is_int(n) and n >= 0),
@@ -218,13 +228,14 @@ class Service:
     """One served model. Counts are whole numbers, ports TCP ports, gpus the numbers nvidia-smi shows.
 
     whole is False when keys of the entry had to be left out: then only what remains is judged, and nothing planned.
+    hosts has None in the place of one that left.
     shaped is False when hosts, GPUs or sizes are among those, or may be: then they mean nothing.
     """
 
     name: str
     model: str
     served_model_names: Tuple[str, ...]
-    hosts: Optional[Tuple[str, ...]]
+    hosts: Optional[Tuple[Optional[str], ...]]
     hosts_per_replica: int = 1
     replicas_per_host: Optional[int] = None
     gpus: Optional[Tuple[int, ...]] = None

@@ -614,7 +614,7 @@ def _args_findings(read_services: Iterable[services.Service], hosts: Mapping[str
     for service in read_services:
         names = service.hosts if service.hosts is not None else tuple(hosts)
         judged_by: dict[str, list[str]] = {}
-        for host in (hosts[name] for name in names if name in hosts):
+        for host in (hosts[name] for name in names if name and name in hosts):
             version = host.version if host.version in known else _default_version(host.accelerator)
             judged_by.setdefault(version, []).append(host.version)
         for version, asked in sorted(judged_by.items()):
@@ -726,7 +726,9 @@ def _ray_findings(
         elif fault := _key_fault(tokens[service.name], "Ray token"):
             fix = f"It must be a text of {KEY_LENGTH} or more printable characters without blanks, such as {make}"
             found.append(Finding("weak-token", where, fault, fix))
-        own = [hosts[name] for name in (service.hosts if service.hosts is not None else hosts) if name in hosts]
+        own = [
+            hosts[name] for name in (service.hosts if service.hosts is not None else hosts) if name and name in hosts
+        ]
         found.extend(dict.fromkeys(lacks for host in own if (lacks := _ray_lock_fault(where, host))))
     for name in tokens:
         if name not in names:

@@ -544,6 +544,46 @@ def test_a_host_is_replaced_under_the_same_name(hosts, light, more, tmp_path):
     assert wrong.status != 0 and "it has 1 GPU, expected are 2" in wrong.said, wrong.said[-3000:]
 
 
+# -- a host leaves from the middle ----------------------------------------------------------------------------------------------------
+
+
+def served_by(*hosts: str | None) -> dict:
+    """Variables with which chat is on these hosts."""
+    return {"vllm_services": [{**CHAT, "hosts": list(hosts)}]}
+
+
+def test_a_host_leaves_from_the_middle_and_nothing_is_started_again(hosts, light, more):
+    """As it is written first the others would have other numbers, which is refused; with its place kept they notice nothing."""
+    stay = {"gpu-01": "chat.0", "gpu-03": "chat.2"}
+    before = {name: invocation(hosts[name], one) for name, one in stay.items()}
+    run = play(*more, **served_by("gpu-01", "gpu-03"))
+    assert run.status != 0
+    assert (
+        "chat.1 is to be started where replicas of chat run under other numbers: vllm@chat.2 runs on gpu-03" in run.said
+    )
+    assert "null in the place of each host that left" in run.said
+    assert {name: invocation(hosts[name], one) for name, one in stay.items()} == before
+    all_up(hosts, "chat.0", "chat.1", "chat.2")
+    kept = served_by("gpu-01", None, "gpu-03")
+    run = play(*more, **kept)
+    assert run.status == 0, run.said[-3000:]
+    assert "Left over on gpu-02 and not touched: chat.1" in run.said
+    all_up(hosts, "chat.0", "chat.2")
+    run = play(*more, playbook="playbooks/teardown.yml", teardown_services="chat", **kept)
+    assert run.status == 0, run.said[-3000:]
+    for name in ("gpu-02", "gpu-03"):
+        assert hosts[name].run("ls -d /etc/vllm/chat.1").rc != 0
+    assert {name: invocation(hosts[name], one) for name, one in stay.items()} == before
+    # It comes back into its place.
+    run = play(*more)
+    assert run.status == 0, run.said[-3000:]
+    all_up(hosts, "chat.0", "chat.1", "chat.2")
+    assert {name: invocation(hosts[name], one) for name, one in stay.items()} == before
+    run = play(*more)
+    assert (run.status, run.changed()) == (0, 0), run.said[-3000:]
+    assert quiet(light) == []
+
+
 # -- services are moved and renamed ---------------------------------------------------------------------------------------------------
 
 
@@ -583,6 +623,9 @@ def test_a_service_is_renamed_in_its_place(hosts, light, more):
     assert "vllm@talk.0 runs on gpu-02" in run.said
     assert "scripts/fleet teardown -i INVENTORY talk (playbooks/teardown.yml -e teardown_services=talk)" in run.said
     assert invocation(hosts["gpu-02"], "talk.0") == former
+    assert "gw-01 was left as it is: talk.0 goes on" in run.said
+    assert (ask("talk"), ask("speak")) == (200, 404), "clients know the one that serves"
+    assert hosts["gpu-02"].run("systemctl is-enabled vllm-agent@speak.0").rc != 0, "it has the ports of talk's"
     run = play(*more, playbook="playbooks/teardown.yml", teardown_services="talk", **renamed)
     assert run.status == 0, run.said[-3000:]
     for name in ("gpu-01", "gpu-02"):

@@ -97,6 +97,28 @@ def test_nothing_starts_beside_an_instance_that_nobody_names():
     assert done["start"] == []
     assert "vllm@old.0 runs on a" in done["refuse"][0]["message"]
     assert "scripts/fleet teardown -i INVENTORY old (" in done["refuse"][0]["message"]
+    assert done["refuse"][0]["in_the_way"] == ["old.0"]
+
+
+def test_what_is_refused_for_another_reason_has_nothing_in_its_way():
+    (refused,) = actions(PLAN, results(a=OLD, b=OLD, c=OFF, d=OFF))["refuse"]
+    assert refused["in_the_way"] == []
+
+
+def test_a_replica_that_would_only_get_another_number_goes_on_and_is_told_how_it_keeps_its_own():
+    """Hosts were [x, y, a, b], and x and y left: what serves on a and b is chat.1, and would be chat.0."""
+    states = results(a=OFF, b=OFF)
+    for name in "ab":
+        states[name][0]["strangers"] = ["chat.1"]
+    (refused,) = actions(PLAN, states)["refuse"]
+    message = refused["message"]
+    assert refused["instance"] == "chat.0" and refused["in_the_way"] == ["chat.1"]
+    assert "vllm@chat.1 runs on a; vllm@chat.1 runs on b" in message
+    assert "numbered in the order of hosts" in message
+    assert "null in the place of each host that left" in message
+    assert "vllm_host_state: maintenance" in message
+    # It would end all of them at once.
+    assert "until you take them away" not in message
 
 
 # -- what an earlier run was cut off in -------------------------------------------------------------------------------------

@@ -85,6 +85,13 @@ def ids(found):
         ('[{name: a, model: "/srv/m\\n"}]', "wrong-type", ["line breaks"]),
         ('[{name: a, model: m, hosts: ["gpu-01\\n"]}]', "wrong-type", ["line breaks"]),
         ('[{name: a, model: m, clients: ["10.0.0.0/8\\n"]}]', "wrong-type", ["CIDRs"]),
+        ("[{name: a, model: m, hosts: [null]}]", "no-hosts", ["no hosts"]),
+        ("[{name: a, model: m, hosts: [gpu-01, gpu-01]}]", "wrong-type", ["each once"]),
+        (
+            "[{name: a, model: m, hosts_per_replica: 2, hosts: [gpu-01, null]}]",
+            "replica-size",
+            ["gpu-01", "null", "hosts_per_replica"],
+        ),
         ("[{name: a, model: m, hosts_per_replica: two}]", "wrong-type", ["'two'", "whole number"]),
         ("[{name: a, model: m, gpus: [0, 0]}]", "wrong-type", ["[0, 0]"]),
         ("[{name: a, model: m, port_base: 80}]", "wrong-type", ["80", "1024"]),
@@ -372,6 +379,26 @@ def test_replicas_on_one_host_share_neither_gpu_nor_port():
     assert second["env"]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert first["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert second["config"]["port"] - first["config"]["port"] == LAYOUT["stride"]
+
+
+def test_a_host_that_left_keeps_its_place_and_the_others_their_names():
+    """What the hosts that stay run with is what they ran with before, to the last word."""
+    before, _ = judge("[{name: a, model: m, hosts: [gpu-01, gpu-02, gpu-03]}]", fleet(3))
+    made, found = judge("[{name: a, model: m, hosts: [gpu-01, null, gpu-03]}]", fleet(3))
+    assert not found
+    assert list(made["replicas"]) == made["services"]["a"]["replicas"] == ["a.0", "a.2"]
+    assert made["hosts"]["gpu-02"]["instances"] == []
+    for name in ("gpu-01", "gpu-03"):
+        assert made["hosts"][name]["instances"] == before["hosts"][name]["instances"]
+
+
+def test_places_of_hosts_that_left_count_as_many_replicas_as_they_had():
+    over_two = "[{name: a, model: m, hosts_per_replica: 2, hosts: [null, null, gpu-01, gpu-02]}]"
+    made, found = judge(over_two)
+    assert (list(made["replicas"]), found) == (["a.1"], [])
+    copies = "[{name: a, model: m, replicas_per_host: 2, hosts: [null, gpu-01]}]"
+    made, found = judge(copies)
+    assert (list(made["replicas"]), found) == (["a.2", "a.3"], [])
 
 
 def test_openings_admit_ranks_only_from_peers():
