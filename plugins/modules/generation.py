@@ -116,7 +116,14 @@ import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import api_tls, limits, old_generations, probe, units, unjudged
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import (
+    api_tls,
+    limits,
+    old_generations,
+    probe,
+    units,
+    unjudged,
+)
 
 # What the release's own command line does before it starts a server (vllm/entrypoints/cli/main.py), and no more.
 PARSE = """

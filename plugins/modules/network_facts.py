@@ -107,7 +107,6 @@ import socket
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, network
 
-
 NCCL_CONF = "/etc/nccl.conf"
 
 

@@ -32,7 +32,18 @@ def facts(shown=None, conf=None, *, listeners=(), routes=None, rdma=(), reserved
     }
 
 
-def judge(conf=None, shown=None, *, listeners=(), routes=None, rdma_ports=(), reserved="", sysctl=None, network=None, **settings):
+def judge(
+    conf=None,
+    shown=None,
+    *,
+    listeners=(),
+    routes=None,
+    rdma_ports=(),
+    reserved="",
+    sysctl=None,
+    network=None,
+    **settings,
+):
     """The judgement of a host whose network is as given."""
     more = {"listeners": listeners, "routes": routes, "rdma": rdma_ports, "reserved": reserved, "sysctl": sysctl}
     network = network or facts(shown, conf, **more)

@@ -210,5 +210,8 @@ def test_nothing_comes_back_unless_every_rank_can(other):
     ],
 )
 def test_a_head_speaks_as_is_wanted_unless_it_may_not_be_restarted(before, wanted, refused, speaks):
-    told = [{**rank("chat.0"), "tls_before": before, "tls": wanted}, {**rank("talk.0"), "tls_before": None, "tls": True}]
+    told = [
+        {**rank("chat.0"), "tls_before": before, "tls": wanted},
+        {**rank("talk.0"), "tls_before": None, "tls": True},
+    ]
     assert speaking(told, ["chat.0"], refused) == {"chat.0": speaks}

@@ -71,7 +71,13 @@ def test_what_the_inventory_no_longer_names_is_shown_and_left(tmp_path, options)
     said = quiet(tmp_path, options=options)
     assert "Left over on localhost and not touched: old.1, Ray of large.2, Ray of old.1. The inventory" in said
     assert "scripts/fleet teardown -i INVENTORY old large" in said
-    assert sorted(path.name for path in (tmp_path / "vllm").iterdir()) == [".hidden", "chat.0", "note.0", "old.1", "rest.0"]
+    assert sorted(path.name for path in (tmp_path / "vllm").iterdir()) == [
+        ".hidden",
+        "chat.0",
+        "note.0",
+        "old.1",
+        "rest.0",
+    ]
 
 
 def test_what_is_all_named_is_not_shown(tmp_path):
@@ -81,7 +87,9 @@ def test_what_is_all_named_is_not_shown(tmp_path):
 
 
 def test_a_host_without_a_driver_is_refused_before_anything(tmp_path):
-    status, said = run(tmp_path, vllm_runtime_release={"accelerator": "cu130"}, vllm_service_user="nobody-has-this-name")
+    status, said = run(
+        tmp_path, vllm_runtime_release={"accelerator": "cu130"}, vllm_service_user="nobody-has-this-name"
+    )
     assert status == 2
     assert "localhost has no NVIDIA driver loaded (/proc/driver/nvidia/version is missing)" in said
 
