@@ -2,7 +2,7 @@
 
     scripts/test long upgrade [--keep] [--record]
 
-The CPU build of vLLM serves SmolLM2 on two lab hosts, a gateway stands before them on a third. CLIENTS connections ask without a
+The CPU build of vLLM serves SmolLM2 on two lab hosts, a gateway stands before them on a third and speaks TLS to them. CLIENTS connections ask without a
 pause, every second one for a stream, while playbooks/upgrade.yml goes from one release to the next and playbooks/rollback.yml back.
 The collection offers one release for CPUs; for the other one the playbooks run from a copy whose table and locks have it besides
 (tests/long/releases). --record writes docs/validation/DATE-upgrade-under-load.md, --keep leaves the lab up.
@@ -212,6 +212,7 @@ def write_inventory(folder: Path) -> None:
     settings |= {
         "vllm_runtime_version": OLD,
         "vllm_service_allow_outage": False,
+        "vllm_service_tls": None,  # planned: the gateway is another host
         "vllm_services": [service],
         "vllm_service_api_keys": {"chat": SERVICE_KEY},
     }
@@ -262,25 +263,27 @@ class Fleet:
         assert done.returncode == 0, f"{host}: {script}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def versions(self) -> list[str]:
-        """What each server says that it is, to its own host: the firewall lets nobody else in but the gateway."""
+    def asked(self, path: str, key: str = "") -> list[tuple[int, str]]:
+        """What each server answers to its own host, by TLS: the firewall lets nobody else in but the gateway."""
         told = []
         for host in HOSTS:
-            ask = f"import urllib.request as u; print(u.urlopen('http://{self.demo.address(host)}:{demo.PORT}/version').read().decode())"
-            told.append(json.loads(self.on(host, f'python3 -c "{ask}"'))["version"])
+            ask = (
+                "import http.client as c, ssl; t = ssl.create_default_context(cafile='/etc/gpu_fleet/vllm/ca.pem'); "
+                f"l = c.HTTPSConnection('{self.demo.address(host)}', {demo.PORT}, timeout=30, context=t); "
+                f"l.request('GET', '{path}', headers={{'Authorization': 'Bearer {key}'}}); a = l.getresponse(); "
+                "print(a.status, a.read().decode())"
+            )
+            status, _, content = self.on(host, f'python3 -c "{ask}"').partition(" ")
+            told.append((int(status), content))
         return told
+
+    def versions(self) -> list[str]:
+        """What each server says that it is."""
+        return [json.loads(content)["version"] for _, content in self.asked("/version")]
 
     def takes(self, key: str) -> list[int]:
         """What each server answers to a key."""
-        told = []
-        for host in HOSTS:
-            address = self.demo.address(host)
-            ask = (
-                f"import http.client as c; l = c.HTTPConnection('{address}', {demo.PORT}, timeout=30); "
-                f"l.request('GET', '/v1/models', headers={{'Authorization': 'Bearer {key}'}}); print(l.getresponse().status)"
-            )
-            told.append(int(self.on(host, f'python3 -c "{ask}"')))
-        return told
+        return [status for status, _ in self.asked("/v1/models", key)]
 
     def admitted(self) -> list[str]:
         """Replicas that are UP, by HAProxy's `show stat`: after proxy and server, the 18th column is the status."""
@@ -375,7 +378,7 @@ def document(table: str) -> None:
     path.write_text(
         f"# An upgrade and a rollback under constant load, {datetime.date.today()}\n\n"
         f"Made by `scripts/test long upgrade --record` on commit {commit}: SmolLM2-135M by the CPU build of vLLM, two replicas on two "
-        f"lab hosts, the gateway on a third, all on the same two cores. {CLIENTS} connections ask without a pause, every second one "
+        f"lab hosts, the gateway on a third, which speaks TLS to them, all on the same two cores. {CLIENTS} connections ask without a pause, every second one "
         f"for a stream of {STREAM_TOKENS} tokens, the others for {TOKENS}; one that has its answer asks again at once. Upgrade from "
         f"{OLD} to {NEW} by playbooks/upgrade.yml and back by playbooks/rollback.yml, with `max-num-seqs: {CLIENTS}`. Times are "
         "those of a machine that is full; what is asked is that no request fails.\n\n" + table + "\n",
