@@ -53,6 +53,7 @@ FACTS = (
     "gpu_driver_facts",
     "host_limits_effective",
     "model_store_digests",
+    "vllm_service_in_the_way",
     "vllm_service_spoken",
 )
 HOST_STATES = ("serving", "maintenance")  # of vllm_host_state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 import pytest
 import yaml
@@ -207,7 +208,38 @@ def test_it_finds_what_module_find_found(apt, tmp_path):
 def test_the_play_and_the_role_ask_by_the_same_names():
     lookup = "{{ lookup('gpu_fleet.vllm.data', 'package_source') }}"
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "deploy.yml").read_text())
-    asked = [task for play in plays for task in play.get("pre_tasks", []) if "gpu_fleet.vllm.system_facts" in task]
+    (hears,) = [task for play in plays for task in play.get("pre_tasks", []) if task["name"] == "Hear from the host"]
+    asked = [task for task in hears["block"] if "gpu_fleet.vllm.system_facts" in task]
     assert [task["gpu_fleet.vllm.system_facts"]["package_source"] for task in asked] == [lookup]
     role = yaml.safe_load((REPOSITORY / "roles" / "package_source" / "vars" / "main.yml").read_text())
     assert role["__package_source_made"] == lookup
+
+
+def first_words(folder, program):
+    """The first task of deploy.yml on a host whose Python is this program."""
+    plays = yaml.safe_load((REPOSITORY / "playbooks" / "deploy.yml").read_text())
+    (play,) = [play for play in plays if "pre_tasks" in play]
+    (hears,) = [task for task in play["pre_tasks"] if task["name"] == "Hear from the host"]
+    stand_in = folder / "python"
+    stand_in.write_text(f"#!/bin/sh\n{program}\n")
+    stand_in.chmod(0o755)
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [hears]}
+    given = {"deploy_answer_within": 2, "ansible_python_interpreter": str(stand_in)}
+    began = time.monotonic()
+    status, said = played(folder, [play], **given)
+    return status, said, time.monotonic() - began
+
+
+def test_a_host_that_takes_connections_and_answers_nothing_holds_up_nobody(tmp_path):
+    status, said, took = first_words(tmp_path, "exec sleep 60")
+    assert status == 2
+    assert "localhost took the connection and did not answer within 2 s" in said
+    assert "--limit localhost" in said
+    assert took < 40
+
+
+def test_what_else_is_wrong_with_a_host_is_said_as_it_is(tmp_path):
+    status, said, _ = first_words(tmp_path, "echo no such luck >&2; exit 3")
+    assert status == 2
+    assert "did not answer within" not in said
+    assert "no such luck" in said
