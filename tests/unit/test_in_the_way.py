@@ -16,7 +16,8 @@ def gateways(folder, *told):
     for role in ("gateway", "package_source"):
         (home / "roles" / role / "tasks").mkdir(parents=True)
         (home / "roles" / role / "tasks" / "main.yml").write_text(REACHED)
-    local = {"ansible_connection": "local"}
+    # What nobody asks for is not looked at, be it as wrong as it may.
+    local = {"ansible_connection": "local", "of_no_concern": "{{ lookup('file', '/nowhere') }}"}
     gpu = {f"gpu-0{number}": {**local, **each} for number, each in enumerate(told, 1)}
     children = {"gpu_hosts": {"hosts": gpu}, "gateways": {"hosts": {"gw-01": local}}}
     plays = [{"ansible.builtin.import_playbook": "gpu_fleet.vllm.gateways"}]
