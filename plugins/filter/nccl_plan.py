@@ -29,7 +29,7 @@ RETURN = """
 _value:
   description: >-
     C(interface), C(rdma), C(net_devices), C(block) (lines for /etc/nccl.conf), C(in_file) (whether they are there), C(sysctl), C(header),
-    C(findings) and
+    C(in_the_way) (instances), C(findings) and
     C(notes) as lists of text.
   type: dict
 """
@@ -51,6 +51,7 @@ def nccl_plan(network, settings):
         "in_file": judged.in_file,
         "header": judged.header,
         "sysctl": judged.sysctl,
+        "in_the_way": judged.in_the_way,
         "findings": [str(item) for item in judged.findings],
         "notes": [str(item) for item in judged.notes],
     }

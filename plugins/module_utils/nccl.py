@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import interfaces
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import interfaces, rollout
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.findings import Finding
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils.nftables import PortRange, parse_ports
 
@@ -30,6 +30,8 @@ BEGIN, END = "# BEGIN gpu_fleet", "# END gpu_fleet"
 MINIMUM, MINIMUM_GATEWAY = 4000, 20000
 
 # The line of the sysctl file that remembers the fleet's own reserved ports: those of others stay, and are told apart by it.
+# A rank's server, its agent, its part of a Ray cluster.
+_UNIT = re.compile(r"(?P<unit>(?:vllm|vllm-agent|ray)@(?P<instance>.+))\.service")
 _OWN_PORTS = "Reserved by the fleet: "
 
 
@@ -41,6 +43,7 @@ class NcclPlan:
     in_file      whether /etc/nccl.conf begins with the block already
     net_devices  the same answer for UCX (UCX_NET_DEVICES), which asks for RDMA ports and interfaces in one list
     header       first lines of the sysctl file; they remember which reserved ports are the fleet's own
+    in_the_way   instances that the inventory no longer names, and that listen on ports of what it names
     """
 
     interface: Optional[str] = None
@@ -50,6 +53,7 @@ class NcclPlan:
     in_file: bool = False
     header: str = ""
     sysctl: Dict[str, str] = field(default_factory=dict)
+    in_the_way: List[str] = field(default_factory=list)
     findings: List[Finding] = field(default_factory=list)
     notes: List[Finding] = field(default_factory=list)
 
@@ -164,7 +168,7 @@ def _plan_ports(network: Mapping[str, Any], settings: Mapping[str, Any], result:
             result.findings.append(
                 Finding("nccl-port-range", where, message, "Move the port, or add it to nccl_reserved_ports.")
             )
-    _judge_blocks(network, settings, result.findings)
+    _judge_blocks(network, settings, result)
     strangers = {
         item["port"]: item
         for item in network["listeners"]
@@ -214,19 +218,33 @@ def _of_others(network: Mapping[str, Any]) -> Tuple[PortRange, ...]:
     return parse_ports(port for low, high in present for port in range(low, high + 1) if port not in own)
 
 
-def _judge_blocks(network: Mapping[str, Any], settings: Mapping[str, Any], found: List[Finding]) -> None:
-    """Somebody who listens on a port of a planned replica and is not that replica's own unit."""
+def _judge_blocks(network: Mapping[str, Any], settings: Mapping[str, Any], result: NcclPlan) -> None:
+    """Somebody who listens on a port of a planned replica and is not that replica's own unit.
+
+    Of a unit of the fleet whose instance is not planned here any more one finding says how it makes room.
+    """
     for instance, ports in settings["blocks"].items():
         own = {f"{unit}@{instance}.service" for unit in ("vllm", "vllm-agent", "ray")}
         spans = {name: parse_ports([port])[0] for name, port in ports.items()}
+        former: Dict[str, Tuple[str, str]] = {}
         for name, (low, high) in sorted(spans.items(), key=lambda item: item[1]):
             listening = (item for item in network["listeners"] if low <= item["port"] <= high)
             taken = next((item for item in listening if item.get("unit") not in own), None)
             if taken:
                 message = f"port {taken['port']} ({name} of {instance}) is taken{_listener(taken)}"
+                unit = _UNIT.fullmatch(taken.get("unit") or "")
+                if unit and unit["instance"] not in settings["blocks"]:
+                    former.setdefault(unit["instance"], (unit["unit"], message))
+                    continue
                 key = "ray_port_base" if name.startswith("ray_") else "port_base"
                 fix = f"Stop that listener, or give the service another {key}."
-                found.append(Finding("port-taken", settings["host"], message, fix))
+                result.findings.append(Finding("port-taken", settings["host"], message, fix))
+        if former:
+            running = [(settings["host"], unit) for unit, _message in former.values()]
+            message, fix = rollout.in_its_place(instance, running)
+            evidence = "; ".join(told for _unit, told in former.values())
+            result.findings.append(Finding("port-taken", settings["host"], f"{message} ({evidence})", f"{fix}."))
+            result.in_the_way += [name for name in former if name not in result.in_the_way]
 
 
 def judge_range(text: Any, where: str, found: List[Finding], *, gateway: bool) -> Optional[PortRange]:

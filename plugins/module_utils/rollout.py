@@ -52,7 +52,7 @@ def actions(
         if missing:
             message = _missing(instance, missing, reasons)
         elif strangers and len(active) < len(ranks):
-            message = _stranger(instance, replica["service"], strangers)
+            message = ". ".join(in_its_place(instance, [(host, f"vllm@{name}") for host, name in strangers]))
             in_the_way = list(dict.fromkeys(name for _host, name in strangers))
         elif not reasons and len(active) in (0, len(ranks)):
             out["start"].append(instance)
@@ -164,26 +164,28 @@ def _missing(instance: str, missing: Sequence[str], reasons: Sequence[str]) -> s
     )
 
 
-def _stranger(instance: str, service: str, strangers: Sequence[Tuple[str, str]]) -> str:
-    told = "; ".join(f"vllm@{name} runs on {host}" for host, name in strangers)
-    if service in {name.rpartition(".")[0] for _host, name in strangers}:
-        return _renumbered(instance, service, told)
-    services = " ".join(dict.fromkeys(name.rpartition(".")[0] for _host, name in strangers))
-    return (
-        f"{instance} is to be started where instances run that the inventory no longer names, with GPUs and ports that it needs: {told}. "
-        f"They go on until you take them away: scripts/fleet teardown -i INVENTORY {services} (playbooks/teardown.yml "
-        f"-e teardown_services={services.replace(' ', ',')}). Then run this again"
-    )
+def in_its_place(instance: str, running: Sequence[Tuple[str, str]]) -> Tuple[str, str]:
+    """What is wrong and what to do where others run in the place of an instance, which the inventory names no longer.
 
-
-def _renumbered(instance: str, service: str, told: str) -> str:
-    """What `_stranger` says would end every replica behind the host that left at once."""
+    running   host and unit of each, such as vllm@old.0
+    """
+    told = "; ".join(f"{unit} runs on {host}" for host, unit in running)
+    services = list(dict.fromkeys(unit.partition("@")[2].rpartition(".")[0] for _host, unit in running))
+    service = instance.rpartition(".")[0]
+    if service in services:
+        return (
+            f"{instance} is to be started where replicas of {service} run under other numbers: {told}",
+            # What is told of others would end every replica behind the host that left, at once.
+            "They are numbered in the order of hosts, and a host before them left, came or changed its place, or has another number of "
+            f"copies. All of them go on as they are. To have them keep their numbers, name the hosts of {service} in its `hosts`, a new "
+            "one at the end and null in the place of each host that left; one that comes back stays where it is with vllm_host_state: "
+            f"maintenance. To have them numbered anew, scripts/fleet teardown -i INVENTORY {service} ends all of them at once, and the "
+            "next deploy starts them",
+        )
     return (
-        f"{instance} is to be started where replicas of {service} run under other numbers: {told}. They are numbered in the order of hosts, "
-        "and a host before them left, came or changed its place, or has another number of copies. All of them go on as they are. "
-        f"To have them keep their numbers, name the hosts of {service} in its `hosts`, a new one at the end and null in the place of each "
-        "host that left; one that comes back stays where it is with vllm_host_state: maintenance. To have them numbered anew, "
-        f"scripts/fleet teardown -i INVENTORY {service} ends all of them at once, and the next deploy starts them"
+        f"{instance} is to be started where instances run that the inventory no longer names, with GPUs and ports that it needs: {told}",
+        f"They go on until you take them away: scripts/fleet teardown -i INVENTORY {' '.join(services)} (playbooks/teardown.yml "
+        f"-e teardown_services={','.join(services)}). Then run this again",
     )
 
 

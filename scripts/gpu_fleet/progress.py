@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -99,8 +100,8 @@ def _head(progress: Progress, now: float) -> Text:
 
 
 def mishap(event: Event) -> str:
-    """One line for a task that failed or a host that was not reached, the moment it happens; the whole comes at the end."""
-    first = event.message.partition("\n")[0]
+    """One sentence for a task that failed or a host that was not reached, the moment it happens; the whole comes at the end."""
+    first = re.split(r"\. (?=[A-Z])", event.message.partition("\n")[0], maxsplit=1)[0]
     what = "not reached" if event.kind == "unreachable" else f"failed: {event.task}"
     return f"{event.host} {what}: {first}"
 

@@ -5,6 +5,7 @@ The command line and any other Python program use this; whatever it does, `ansib
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import os
 import re
@@ -178,8 +179,27 @@ def _environment() -> dict[str, str]:
         "ANSIBLE_CONFIG": settings,
         "ANSIBLE_COLLECTIONS_PATH": os.pathsep.join(paths),
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOST_KEY_CHECKING": os.environ.get("ANSIBLE_HOST_KEY_CHECKING") or _host_keys(settings),
         "PATH": os.pathsep.join([here, os.environ.get("PATH", os.defpath)]),
     }
+
+
+def _host_keys(settings: str) -> str:
+    """Whether hosts have to show the key that this machine knows: as the settings say, else yes, which is Ansible's own default.
+
+    ansible-runner says no where nobody says anything in the environment (its config/_base.py), whatever ansible.cfg has.
+    """
+    read = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        read.read(settings)
+    except (configparser.Error, UnicodeDecodeError):
+        return "True"  # ansible-playbook says what is wrong with it
+    told = read.get("defaults", "host_key_checking", fallback="True")
+    return read.get("ssh_connection", "host_key_checking", fallback=told)
+
+
+# ansible-runner gives ansible-playbook a terminal that nobody sees, on which ssh would wait for an answer about a key that is new.
+_NEW_KEY = {r"continue connecting \(yes/no.*\)\?": "no"}
 
 
 # Of an inventory that cannot be read Ansible tells what each of its plugins thinks of it; these were not meant.
@@ -329,7 +349,7 @@ def _asked(
         "cmdline": shlex.join(flags) or None,
         "extravars": dict(variables),
         "envvars": dict(environment),
-        "passwords": dict(given.passwords) or None,
+        "passwords": {**_NEW_KEY, **given.passwords},
     }
 
 

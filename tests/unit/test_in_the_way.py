@@ -16,7 +16,8 @@ def gateways(folder, *told):
     for role in ("gateway", "package_source"):
         (home / "roles" / role / "tasks").mkdir(parents=True)
         (home / "roles" / role / "tasks" / "main.yml").write_text(REACHED)
-    local = {"ansible_connection": "local"}
+    # What nobody asks for is not looked at, be it as wrong as it may.
+    local = {"ansible_connection": "local", "of_no_concern": "{{ lookup('file', '/nowhere') }}"}
     gpu = {f"gpu-0{number}": {**local, **each} for number, each in enumerate(told, 1)}
     children = {"gpu_hosts": {"hosts": gpu}, "gateways": {"hosts": {"gw-01": local}}}
     plays = [{"ansible.builtin.import_playbook": "gpu_fleet.vllm.gateways"}]
@@ -30,8 +31,9 @@ def test_gateways_are_written_where_nothing_is_in_the_way(tmp_path, told):
     assert "the gateway is written" in said and "was left as it is" not in said
 
 
-def test_gateways_keep_what_serves_in_the_place_of_what_was_refused(tmp_path):
-    status, said = gateways(tmp_path, {"vllm_service_in_the_way": []}, {"vllm_service_in_the_way": ["talk.0"]}, {})
+@pytest.mark.parametrize("by", ["vllm_service_in_the_way", "nccl_in_the_way"])
+def test_gateways_keep_what_serves_in_the_place_of_what_was_refused(tmp_path, by):
+    status, said = gateways(tmp_path, {"vllm_service_in_the_way": [], "nccl_in_the_way": []}, {by: ["talk.0"]}, {})
     assert status == 0
     assert "gw-01 was left as it is: talk.0 goes on" in said
     assert "the gateway is written" not in said

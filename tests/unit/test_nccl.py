@@ -224,6 +224,25 @@ def test_a_foreign_listener_on_a_port_of_a_replica_is_named():
     assert "vllm@old.0.service" in finding
 
 
+def test_what_the_inventory_no_longer_names_makes_room_as_the_fleet_takes_it_away():
+    """Not by hand, and not by another port_base."""
+    server, agent = {"unit": "vllm@old.0.service"}, {"unit": "vllm-agent@old.0.service"}
+    made = judge(blocks=BLOCK, listeners=[(8000, 990, server), (8001, 0, agent)])
+    (finding,) = said(made.findings)
+    assert "chat.0 is to be started where instances run that the inventory no longer names" in finding
+    assert "vllm@old.0 runs on gpu-01" in finding and "scripts/fleet teardown -i INVENTORY old (" in finding
+    assert "Stop that listener" not in finding
+    assert made.in_the_way == ["old.0"]
+    (finding,) = said(judge(blocks=BLOCK, listeners=[(8000, 990, {"unit": "vllm@chat.1.service"})]).findings)
+    assert "vllm@chat.1 runs on gpu-01" in finding and "null in the place of each host that left" in finding
+
+
+def test_what_the_inventory_names_at_other_ports_is_a_listener_as_any():
+    both = {**BLOCK, "talk.0": {"api": 8100}}
+    made = judge(blocks=both, listeners=[(8000, 990, {"unit": "vllm@talk.0.service"})])
+    assert "Stop that listener" in said(made.findings)[0] and made.in_the_way == []
+
+
 def test_a_foreign_listener_among_the_ports_of_ray_is_named():
     block = {"chat.0": {"ray_gcs": 20000, "ray_workers": "20016-20063"}}
     own = [(20000, 990, {"unit": "ray@chat.0.service"}), (20016, 990, {"unit": "ray@chat.0.service"})]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from gpu_fleet import events
-from gpu_fleet.progress import Board, Lines, clock, shown, table
+from gpu_fleet.progress import Board, Lines, clock, mishap, shown, table
 from rich.console import Console
 
 START = 1_000_000.0
@@ -148,6 +148,12 @@ def test_plain_lines_are_one_a_task_and_one_a_host(story):
         "gpu-03: ok, 40 s of work",
     ]
     assert "\x1b" not in console.file.getvalue()
+
+
+def test_of_a_long_message_the_first_sentence_is_told_at_once_and_the_whole_once():
+    said = "vLLM 0.32.0 is gone: the host's SSH key has changed. It sent another one.\nCompare it"
+    event = events.Event("unreachable", 0.0, "nccl", "Look", "gpu-02", message=said)
+    assert mishap(event) == "gpu-02 not reached: vLLM 0.32.0 is gone: the host's SSH key has changed"
 
 
 def test_a_task_that_takes_long_says_so_where_there_is_no_terminal(story):

@@ -3,6 +3,7 @@
 import inspect
 import io
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -272,12 +273,13 @@ def test_what_is_given_reaches_ansible_playbook(prod, runner, monkeypatch, tmp_p
     assert (runner.asked["limit"], runner.asked["extravars"], runner.asked["passwords"]) == (
         "gpu-01",
         {"n": 1},
-        {"^SSH": "p"},
+        {"^SSH": "p", **runs._NEW_KEY},
     )
     environment = runner.asked["envvars"]
     assert environment["ANSIBLE_VAULT_PASSWORD_FILE"] == "v"
     assert environment["ANSIBLE_CONFIG"] == str(REPOSITORY / "ansible.cfg")
     assert environment["ANSIBLE_COLLECTIONS_PATH"].split(":")[0] == str(REPOSITORY / "collections")
+    assert environment["ANSIBLE_HOST_KEY_CHECKING"] == "True"
 
 
 def test_an_ansible_cfg_where_it_is_called_wins_over_our_own(monkeypatch, tmp_path):
@@ -289,6 +291,39 @@ def test_an_ansible_cfg_where_it_is_called_wins_over_our_own(monkeypatch, tmp_pa
     monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", "/srv/more")
     assert runs._environment()["ANSIBLE_CONFIG"] == "/etc/mine.cfg"
     assert runs._environment()["ANSIBLE_COLLECTIONS_PATH"].endswith(":/srv/more")
+
+
+@pytest.mark.parametrize(
+    ("text", "checked"),
+    [
+        ("", "True"),
+        ("[defaults]\nforks = 5\n", "True"),
+        ("[defaults]\nhost_key_checking = False\n", "False"),
+        (
+            "[defaults]\nhost_key_checking = no\n[ssh_connection]\nhost_key_checking = True\nssh_args = -o A=%h\n",
+            "True",
+        ),
+        ("no settings\n", "True"),
+    ],
+)
+def test_the_keys_of_hosts_are_checked_as_the_settings_say_and_not_as_ansible_runner_has_it(
+    monkeypatch, tmp_path, text, checked
+):
+    monkeypatch.delenv("ANSIBLE_HOST_KEY_CHECKING", raising=False)
+    (tmp_path / "ansible.cfg").write_text(text)
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    assert runs._environment()["ANSIBLE_HOST_KEY_CHECKING"] == checked
+    monkeypatch.setenv("ANSIBLE_HOST_KEY_CHECKING", "0")
+    assert runs._environment()["ANSIBLE_HOST_KEY_CHECKING"] == "0"
+
+
+def test_a_host_that_this_machine_never_saw_is_not_waited_for():
+    """What ssh asks then (sshconnect.c), on a terminal that nobody sees."""
+    ((pattern, answer),) = runs._NEW_KEY.items()
+    assert (
+        re.search(pattern, "Are you sure you want to continue connecting (yes/no/[fingerprint])? ") and answer == "no"
+    )
+    assert re.search(pattern, "Are you sure you want to continue connecting (yes/no)? ")
 
 
 @pytest.mark.parametrize("marker", ["galaxy.yml", "MANIFEST.json"])
