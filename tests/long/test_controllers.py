@@ -32,7 +32,7 @@ SHARED = ("ansible-runner", "jinja2", "pyyaml", "rich", "typer", "uv")
 def pins() -> dict[str, str]:
     """What requirements.in names, as `name==version` by name."""
     text = (ROOT / "requirements.in").read_text(encoding="utf-8")
-    return {pin.partition("==")[0]: pin for pin in re.findall(r"^[a-z-]+==[0-9.]+", text, re.MULTILINE)}
+    return {pin.partition("==")[0]: pin for pin in re.findall(r"^[a-z0-9-]+==[0-9.]+", text, re.MULTILINE)}
 
 
 @dataclass(frozen=True)
