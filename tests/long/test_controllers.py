@@ -94,7 +94,9 @@ class Controller:
 
     def here(self, command: str, seconds: float = 600) -> str:
         """A command of the virtual environment in the project, its colours off; what it prints, in single spaces."""
-        said = self.run(f"cd {PROJECT} && PATH={VENV}/bin:$PATH ANSIBLE_NOCOLOR=1 {command} 2>&1", seconds)
+        settings = f"export PATH={VENV}/bin:$PATH ANSIBLE_NOCOLOR=1"
+        # In braces: a command that sends its warnings elsewhere does so.
+        said = self.run(f"cd {PROJECT} && {settings} && {{ {command}; }} 2>&1", seconds)
         return " ".join(said.split())
 
 
