@@ -53,7 +53,12 @@ SHARED: tuple[tuple[str, Any, Any], ...] = (
     ),
     (
         "ask_pass",
-        Annotated[bool, typer.Option("-k", "--ask-pass", help="Ask for the password to log in with (wants sshpass).")],
+        Annotated[
+            bool,
+            typer.Option(
+                "-k", "--ask-pass", help="Ask for the password to log in with (ansible-core 2.18 wants sshpass for it)."
+            ),
+        ],
         False,
     ),
 )

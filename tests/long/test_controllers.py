@@ -32,7 +32,7 @@ SHARED = ("ansible-runner", "jinja2", "pyyaml", "rich", "typer", "uv")
 def pins() -> dict[str, str]:
     """What requirements.in names, as `name==version` by name."""
     text = (ROOT / "requirements.in").read_text(encoding="utf-8")
-    return {pin.partition("==")[0]: pin for pin in re.findall(r"^[a-z-]+==[0-9.]+", text, re.MULTILINE)}
+    return {pin.partition("==")[0]: pin for pin in re.findall(r"^[a-z0-9-]+==[0-9.]+", text, re.MULTILINE)}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class Controller:
 
     def here(self, command: str, seconds: float = 600) -> str:
         """A command of the virtual environment in the project, its colours off; what it prints, in single spaces."""
-        said = self.run(f"cd {PROJECT} && PATH={VENV}/bin:$PATH ANSIBLE_NOCOLOR=1 {command} 2>&1", seconds)
+        settings = f"export PATH={VENV}/bin:$PATH ANSIBLE_NOCOLOR=1"
+        # In braces: a command that sends its warnings elsewhere does so.
+        said = self.run(f"cd {PROJECT} && {settings} && {{ {command}; }} 2>&1", seconds)
         return " ".join(said.split())
 
 
@@ -175,7 +177,10 @@ def test_the_tarball_is_installed_and_finds_what_it_needs(controller):
 def test_site_by_full_name_from_a_bare_host_to_a_service_that_answers(controller):
     said = controller.here("ansible-playbook gpu_fleet.vllm.site -i hosts.yml", 1200)
     assert changed(said) > 10
-    print(f"\n{controller.kind.name}: {said.count('[DEPRECATION WARNING]')} warnings of deprecation")
+    warned = re.findall(
+        r"\[(?:DEPRECATION )?WARNING\]:? .*?(?=\[(?:DEPRECATION )?WARNING\]| [A-Z]+ \[| ok: | changed: |$)", said
+    )
+    print(f"\n{controller.kind.name}: {len(warned)} warnings", *sorted({text[:400] for text in warned}), sep="\n    ")
     asks = standin_fleet.question(GPUS.address(controller.kind.target))
     assert GPUS.on(controller.kind.target, "systemctl is-active vllm@chat.0") == "active"
     assert controller.lab.on(controller.host, "python3 -", stdin=asks) == "200"
@@ -207,15 +212,21 @@ def test_the_command_of_the_wheel(controller):
 WRONG, RIGHT = "wrong-password-of-a-test", "right-password-of-a-test"
 
 
-def test_a_wrong_password_is_one_message_and_is_tried_once(controller):
+# A retry after a wrong password is one more failed login. Nobody has retries unless they set them; the lab does, for a machine that is
+# short of time. With the second of these no retry is made of a wrong password, whatever is set (ansible-core 2.18 knows no other way).
+WAYS = {"as-ansible-has-it": {"ansible_ssh_retries": 0}, "by-sshpass": {"ansible_ssh_password_mechanism": "sshpass"}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrong_password_is_one_message_and_is_tried_once(controller, way):
     """ansible-core 2.18 hands it on by sshpass, newer ones by SSH_ASKPASS; a host may lock an account after a few."""
     target = controller.kind.target
     controller.run("DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install sshpass", 300)
-    GPUS.on(target, f"useradd --create-home deployer && echo deployer:{RIGHT} | chpasswd")
+    user = f"deployer-{way}"
+    GPUS.on(target, f"useradd --create-home {user} && echo {user}:{RIGHT} | chpasswd")
     for name, password in (("wrong", WRONG), ("right", RIGHT)):
-        login = json.dumps({"ansible_user": "deployer", "ansible_password": password})
+        login = json.dumps({"ansible_user": user, "ansible_password": password, **WAYS[way]})
         controller.lab.on(controller.host, f"umask 077; cat >/root/{name}.json", stdin=login)
-    began = GPUS.on(target, "date +%s")
     said = controller.run(
         f"cd {PROJECT}; {VENV}/bin/fleet deploy -i hosts.yml -e @/root/wrong.json 2>&1; echo exit status $?", 300
     )
@@ -226,7 +237,6 @@ def test_a_wrong_password_is_one_message_and_is_tried_once(controller):
     assert "The password is wrong" in line and "--ask-pass" in line
     assert said.endswith("exit status 1")
     assert WRONG not in said and "Traceback" not in said
-    tried = GPUS.on(target, f"journalctl -u ssh --since @{began} -o cat | grep -c '^Failed password for deployer'")
-    assert tried == "1"
+    assert GPUS.on(target, f"journalctl -u ssh -o cat | grep -c '^Failed password for {user} '") == "1"
     # Only now: a connection that is kept would let the wrong one in.
     assert "rc=0" in controller.here(f"ansible {target} -i hosts.yml -m raw -a true -e @/root/right.json")

@@ -2,10 +2,10 @@
 
     scripts/test long interrupts
 
-Two bare lab hosts are brought to serve with the stand-in for vLLM (tests/standin), each of the first three runs is interrupted at
-another moment, by the processes that the first host has then: while packages are installed, while the release is built, while the
-server starts. Each next run begins at once and goes on. As on a terminal the signal goes to the whole group of the command. Needs
-root and about ten minutes.
+Two bare lab hosts are brought to serve with the stand-in for vLLM (tests/standin), each of the first four runs is interrupted at
+another moment, by the processes that the first host has then: while packages are installed, while the release is built, while a
+configuration is written, while the server starts. Each next run begins at once and goes on. As on a terminal the signal goes to the
+whole group of the command. Needs root and about ten minutes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ WATCHER = Path(__file__).with_name("cut_short.py")
 MOMENTS = {
     "packages": r"apt-get .*install",
     "release": r"/uv pip install",
-    "start": r"/bin/vllm serve|vllm@chat",
+    "configuration": r"systemctl show .*vllm@chat",
+    "start": r"/bin/vllm serve --config",
 }
 # How often Ctrl-C is pressed, by moment; each in a lab of its own.
-ORDERS = {"once-twice-once": (1, 2, 1), "twice-once-twice": (2, 1, 2)}
+ORDERS = {"once-twice-once-twice": (1, 2, 1, 2), "twice-once-twice-once": (2, 1, 2, 1)}
 BALLAST = 64_000_000  # bytes of the release: it is built for more than an instant
 
 
