@@ -286,8 +286,8 @@ it is `ansible_collections/gpu_fleet/vllm/scripts/fleet`.
 - **Two runs** of one user on one machine do not change the fleet of one inventory at once: the second is refused. Others, and those that only look, go side by side.
 - **Settings of Ansible** hold as ever: `ANSIBLE_CONFIG`, an ansible.cfg where you call it, else the collection's own; `ANSIBLE_VAULT_PASSWORD_FILE` and the other variables.
   Relative paths are looked up where you call it.
-- **A wrong password** is tried once, unless you have ssh retried (`ansible_ssh_retries`, `ANSIBLE_SSH_RETRIES`): ansible-core 2.19 and newer then try it again each time,
-  and a host may lock the account. With `ansible_ssh_password_mechanism: sshpass` and sshpass installed here they do not, as 2.18 does not.
+- **A wrong password** is tried once, unless you have ssh retried (`ansible_ssh_retries`, `ANSIBLE_SSH_RETRIES`): ansible-core 2.19 and newer then try it again each
+  time, and a host may lock the account.
 - **Completion**: `scripts/fleet completion bash >> ~/.bash_completion`; also zsh and fish. It completes `fleet` and `scripts/fleet`.
 
 Every verb that asks hosts also takes

@@ -15,7 +15,8 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,14 @@ class Kind:
     python: str
     packages: tuple[str, ...]
     target: str
+    # A wrong password is one more failed login with each retry of ssh: newer ansible-core does not tell it from a host that is out of
+    # reach. Nobody has retries unless they set them; the lab does, for a machine that is short of time.
+    retried: Mapping[str, int] = field(default_factory=dict)
 
 
 PINS = pins()
 KINDS = (
-    Kind("debian-13", "trixie", "3.13", NEWEST, "gpu-02"),
+    Kind("debian-13", "trixie", "3.13", NEWEST, "gpu-02", {"ansible_ssh_retries": 0}),
     Kind("debian-12", "bookworm", "3.11", (PINS["ansible-core"], PINS["ansible"]), "gpu-01"),
 )
 GPUS = Lab("long-controllers", *(kind.target for kind in KINDS))
@@ -177,10 +181,8 @@ def test_the_tarball_is_installed_and_finds_what_it_needs(controller):
 def test_site_by_full_name_from_a_bare_host_to_a_service_that_answers(controller):
     said = controller.here("ansible-playbook gpu_fleet.vllm.site -i hosts.yml", 1200)
     assert changed(said) > 10
-    warned = re.findall(
-        r"\[(?:DEPRECATION )?WARNING\]:? .*?(?=\[(?:DEPRECATION )?WARNING\]| [A-Z]+ \[| ok: | changed: |$)", said
-    )
-    print(f"\n{controller.kind.name}: {len(warned)} warnings", *sorted({text[:400] for text in warned}), sep="\n    ")
+    print(f"\n{controller.kind.name}: {said.count('[WARNING]')} warnings")
+    assert "[DEPRECATION WARNING]" not in said, said
     asks = standin_fleet.question(GPUS.address(controller.kind.target))
     assert GPUS.on(controller.kind.target, "systemctl is-active vllm@chat.0") == "active"
     assert controller.lab.on(controller.host, "python3 -", stdin=asks) == "200"
@@ -188,6 +190,12 @@ def test_site_by_full_name_from_a_bare_host_to_a_service_that_answers(controller
 
 def test_a_second_run_changes_nothing(controller):
     assert changed(controller.here("ansible-playbook gpu_fleet.vllm.site -i hosts.yml", 1200)) == 0
+
+
+def test_nor_does_one_where_facts_are_no_variables(controller):
+    """As sites may have it, and as ansible-core 2.24 has it unless it is told otherwise."""
+    command = "ANSIBLE_INJECT_FACT_VARS=False ansible-playbook gpu_fleet.vllm.site -i hosts.yml"
+    assert changed(controller.here(command, 1200)) == 0
 
 
 def test_a_role_by_full_name_in_a_play_of_the_project(controller):
@@ -212,20 +220,14 @@ def test_the_command_of_the_wheel(controller):
 WRONG, RIGHT = "wrong-password-of-a-test", "right-password-of-a-test"
 
 
-# A retry after a wrong password is one more failed login. Nobody has retries unless they set them; the lab does, for a machine that is
-# short of time. With the second of these no retry is made of a wrong password, whatever is set (ansible-core 2.18 knows no other way).
-WAYS = {"as-ansible-has-it": {"ansible_ssh_retries": 0}, "by-sshpass": {"ansible_ssh_password_mechanism": "sshpass"}}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_wrong_password_is_one_message_and_is_tried_once(controller, way):
+def test_a_wrong_password_is_one_message_and_is_tried_once(controller):
     """ansible-core 2.18 hands it on by sshpass, newer ones by SSH_ASKPASS; a host may lock an account after a few."""
     target = controller.kind.target
     controller.run("DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install sshpass", 300)
-    user = f"deployer-{way}"
+    user = "deployer"
     GPUS.on(target, f"useradd --create-home {user} && echo {user}:{RIGHT} | chpasswd")
     for name, password in (("wrong", WRONG), ("right", RIGHT)):
-        login = json.dumps({"ansible_user": user, "ansible_password": password, **WAYS[way]})
+        login = json.dumps({"ansible_user": user, "ansible_password": password, **controller.kind.retried})
         controller.lab.on(controller.host, f"umask 077; cat >/root/{name}.json", stdin=login)
     said = controller.run(
         f"cd {PROJECT}; {VENV}/bin/fleet deploy -i hosts.yml -e @/root/wrong.json 2>&1; echo exit status $?", 300

@@ -45,6 +45,20 @@ def test_a_right_inventory_passes(tmp_path):
     assert KEY not in said
 
 
+def test_the_plan_is_the_same_where_facts_are_no_variables(tmp_path, monkeypatch):
+    """A setting of many sites already (inject_facts_as_vars), and what ansible-core 2.24 does without one."""
+
+    def shown():
+        status, said = validate(tmp_path, playbook="plan")
+        assert status == 0, said
+        return said.partition("TASK [Show what each host will run]")[2].partition("PLAY RECAP")[0]
+
+    told = shown()
+    assert "chat.0" in told
+    monkeypatch.setenv("ANSIBLE_INJECT_FACT_VARS", "False")
+    assert shown() == told
+
+
 def test_a_limit_may_be_spelt_as_systemd_does(tmp_path):
     status, said = validate(tmp_path, {"vllm_service_limit_memlock": "64G", "host_limits_memlock": 8388608})
     assert status == 0, said
