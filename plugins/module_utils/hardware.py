@@ -372,7 +372,7 @@ def _count(look: _Look) -> Iterator[Finding]:
         yield look.finding(
             "gpu-count",
             "error",
-            f"it has {there} GPUs, expected are {wanted}",
+            f"it has {there} GPU{'s' if there != 1 else ''}, expected are {wanted}",
             "Find the missing card (lspci -d 10de:), or correct what is expected"
             if there < wanted
             else "Correct what is expected of this host (gpu_topology_expected.gpus, fleet_gpus)",
