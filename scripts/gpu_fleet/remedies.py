@@ -32,7 +32,8 @@ REMEDIES: tuple[tuple[str, str], ...] = (
         "this machine has never seen the host's key: `ssh HOST` once, look at the key, and say yes",
     ),
     (
-        r"Invalid/incorrect (username/)?password|incorrect password attempt",
+        # ansible-core 2.21 hands on what ssh says when sshpass is told to give the password.
+        r"Invalid/incorrect (username/)?password|incorrect password attempt|^exit status 5: Permission denied, please try again",
         "the password is wrong: ansible_password or --ask-pass",
     ),
     (r"you must install the sshpass program", "install sshpass here, or log in with a key"),
@@ -101,10 +102,18 @@ _CHANGED = re.compile(
     r".*?Offending \S+ key in (?P<file>.+?):(?P<line>\d+)\s+(?:remove with:\s+(?P<remove>ssh-keygen [^\n]+))?",
     re.DOTALL,
 )
+# Messages that leave what happened to the output of the program: of ansible-core 2.18, and of 2.19 and newer.
+_ELSEWHERE = (
+    "non-zero return code",
+    "MODULE FAILURE",
+    "The module failed to execute",
+    "The command exited with a non-zero return code",
+    "Module result deserialization failed",
+)
 # Lines that come with every message of its kind and say nothing.
 _EMPTY = re.compile(
     r"^(See stdout/stderr for the exact error|Shared connection to \S+ closed\.|The error appears to be in|be elsewhere in the file|"
-    r"The offending line appears to be:|Pseudo-terminal will not be allocated)"
+    r"The offending line appears to be:|Pseudo-terminal will not be allocated|>>> Standard (Error|Output))"
 )
 
 
@@ -112,14 +121,22 @@ def message(result: Mapping[str, Any]) -> str:
     """What a task's result says of its failure: no traceback, no JSON."""
     if "censored" in result:
         return "it failed, and what it says is hidden since it holds secrets (no_log)"
-    items = [item for item in result.get("results") or [] if isinstance(item, Mapping) and item.get("failed")]
+    items = [item for item in result.get("results") or [] if isinstance(item, Mapping) and _failed(item)]
     if items:
         return "\n".join(f"{_label(item)}: {message(item)}" for item in items)
-    said = _clean(str(result.get("msg") or result.get("reason") or "").strip())
-    if said.startswith(("non-zero return code", "MODULE FAILURE", "The module failed to execute")):
+    said = _clean(str(result.get("msg") or result.get("reason") or "").strip().removeprefix("Task failed: "))
+    if said.startswith(_ELSEWHERE):
         words = list(_words(result))
         said = f"exit status {result.get('rc', '?')}: " + ("\n".join(words) if words else said)
+    elif said == "Error executing command." and result.get("cmd"):
+        command = result["cmd"]
+        said = f"{said.rstrip('.')}: {(command if isinstance(command, list) else str(command).split())[0]}"
     return said or "it failed and said nothing"
+
+
+def _failed(item: Mapping[str, Any]) -> bool:
+    """ansible-core 2.19 and newer do not say so of the items of a loop; what failed has this key there, whatever is in it."""
+    return bool(item.get("failed", "exception" in item))
 
 
 def remedy(said: str) -> str:
@@ -159,5 +176,6 @@ def _words(result: Mapping[str, Any]) -> Iterator[str]:
         lines = [line.strip() for line in str(result.get(stream) or "").splitlines() if line.strip()]
         lines = [line for line in lines if not _EMPTY.match(line)]
         if lines:
-            yield from (lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines[-LINES:])
+            error = any(line.startswith("Traceback") for line in lines) or lines[-1].startswith("SyntaxError: ")
+            yield from (lines[-1:] if error else lines[-LINES:])
             return
