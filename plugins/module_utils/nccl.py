@@ -29,9 +29,9 @@ BEGIN, END = "# BEGIN gpu_fleet", "# END gpu_fleet"
 # a minute in TIME_WAIT (tcp(7)): 20,000 allow 333 new ones a second to each backend.
 MINIMUM, MINIMUM_GATEWAY = 4000, 20000
 
-# The line of the sysctl file that remembers the fleet's own reserved ports: those of others stay, and are told apart by it.
 # A rank's server, its agent, its part of a Ray cluster.
 _UNIT = re.compile(r"(?P<unit>(?:vllm|vllm-agent|ray)@(?P<instance>.+))\.service")
+# The line of the sysctl file that remembers the fleet's own reserved ports: those of others stay, and are told apart by it.
 _OWN_PORTS = "Reserved by the fleet: "
 
 

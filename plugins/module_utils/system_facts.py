@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Sequence
 
 OS_RELEASE = "/etc/os-release"
 
@@ -45,15 +45,6 @@ def package_source_left(file: str, silence: str, aside: str, folders: Sequence[s
         for name in sorted(_names(folder))
         if (name in own or name.endswith(aside)) and not name.startswith(".") and _plain(os.path.join(folder, name))
     ]
-
-
-def read(path: str) -> Optional[str]:
-    """The file's text; None when there is none."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            return handle.read()
-    except OSError:
-        return None
 
 
 def _names(folder: str) -> List[str]:

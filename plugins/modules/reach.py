@@ -38,7 +38,7 @@ options:
     type: list
     elements: dict
     default: []
-    suboptions:
+    suboptions: &target
       host: {description: Name of the host., type: str, required: true}
       address: {description: Its address., type: str, required: true}
       port: {description: Its port., type: int, required: true}
@@ -50,11 +50,7 @@ options:
     type: list
     elements: dict
     default: []
-    suboptions:
-      host: {description: Name of the host., type: str, required: true}
-      address: {description: Its address., type: str, required: true}
-      port: {description: Its port., type: int, required: true}
-      ours: {description: Whether a listener of this module is there., type: bool, default: false}
+    suboptions: *target
   bulk:
     description: Whether to send and take 256 KiB.
     type: bool

@@ -58,7 +58,7 @@ import platform
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.sys_info import get_distribution, get_distribution_version
-from ansible_collections.gpu_fleet.vllm.plugins.module_utils import system_facts
+from ansible_collections.gpu_fleet.vllm.plugins.module_utils import host_files, system_facts
 
 
 def main():
@@ -73,7 +73,7 @@ def main():
         argument_spec={"package_source": {"type": "dict", "options": options}}, supports_check_mode=True
     )
     found = system_facts.facts(
-        system_facts.read(system_facts.OS_RELEASE) or "",
+        host_files.read(system_facts.OS_RELEASE) or "",
         get_distribution(),
         get_distribution_version(),
         platform.node(),

@@ -44,6 +44,7 @@ FACTS = (
     "nccl_chosen_interface",
     "nccl_chosen_net_devices",
     "nccl_chosen_settings",
+    "nccl_in_the_way",
     "firewall_gate",
     "gateway_drained",
     "gpu_topology_facts",

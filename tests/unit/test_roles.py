@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import yaml
+from ansible_collections.gpu_fleet.vllm.plugins.plugin_utils import inventory
 from conftest import REPOSITORY
 
 ROLES = sorted(path for path in (REPOSITORY / "roles").iterdir() if path.is_dir())
@@ -27,6 +28,21 @@ def test_defaults_and_argument_spec_are_one(role):
 def test_a_role_has_the_same_skeleton(role):
     for name in ("tasks/main.yml", "meta/main.yml", "meta/argument_specs.yml", "defaults/main.yml", "README.md"):
         assert (role / name).is_file(), name
+
+
+def published(tasks):
+    """Names of facts that tasks set, also those in blocks; two underscores begin what is a role's own."""
+    for task in tasks or []:
+        yield from (name for name in task.get("ansible.builtin.set_fact") or {} if not name.startswith("__"))
+        for part in ("block", "rescue", "always"):
+            yield from published(task.get(part))
+
+
+def test_what_roles_publish_is_known_to_validate():
+    """Else a second play of the same run is refused for a variable that nobody knows."""
+    files = [path for role in ROLES for path in (role / "tasks").glob("*.yml")]
+    facts = {name for path in files for name in published(yaml.safe_load(path.read_text()))}
+    assert facts - {"fleet_plan"} <= set(inventory.FACTS)
 
 
 def test_generated_documents_are_current():

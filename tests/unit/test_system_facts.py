@@ -15,6 +15,7 @@ from ansible.module_utils.facts.system.platform import PlatformFactCollector
 from ansible_collections.gpu_fleet.vllm.plugins.module_utils import system_facts as facts
 from ansible_collections.gpu_fleet.vllm.plugins.modules import system_facts
 from conftest import REPOSITORY
+from gpu_fleet import remedies
 from module_run import ran
 from plays import played
 
@@ -25,28 +26,27 @@ SOURCE = yaml.safe_load((REPOSITORY / "data" / "package_source.yml").read_text()
 SYSTEMS = {
     "debian-12": (
         'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nNAME="Debian GNU/Linux"\nVERSION_ID="12"\n'
-        'VERSION="12 (bookworm)"\nVERSION_CODENAME=bookworm\nID=debian\nHOME_URL="https://www.debian.org/"\n',
+        'VERSION="12 (bookworm)"\nVERSION_CODENAME=bookworm\nID=debian\n',
         "12.9\n",
         ("Debian", "12.9", "12"),
     ),
     "debian-13": (
         'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nNAME="Debian GNU/Linux"\nVERSION_ID="13"\n'
-        'VERSION="13 (trixie)"\nVERSION_CODENAME=trixie\nDEBIAN_VERSION_FULL=13.1\nID=debian\n'
-        'HOME_URL="https://www.debian.org/"\n',
+        'VERSION="13 (trixie)"\nVERSION_CODENAME=trixie\nDEBIAN_VERSION_FULL=13.1\nID=debian\n',
         "13.1\n",
         ("Debian", "13.1", "13"),
     ),
     "ubuntu-22.04": (
         'PRETTY_NAME="Ubuntu 22.04.4 LTS"\nNAME="Ubuntu"\nVERSION_ID="22.04"\nVERSION="22.04.4 LTS (Jammy Jellyfish)"\n'
         "VERSION_CODENAME=jammy\nID=ubuntu\nID_LIKE=debian\n"
-        'HOME_URL="https://www.ubuntu.com/"\nUBUNTU_CODENAME=jammy\n',
+        "UBUNTU_CODENAME=jammy\n",
         "bookworm/sid\n",
         ("Ubuntu", "22.04", "22"),
     ),
     "ubuntu-24.04": (
         'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\nVERSION="24.04.1 LTS (Noble Numbat)"\n'
         "VERSION_CODENAME=noble\nID=ubuntu\nID_LIKE=debian\n"
-        'HOME_URL="https://www.ubuntu.com/"\nUBUNTU_CODENAME=noble\nLOGO=ubuntu-logo\n',
+        "UBUNTU_CODENAME=noble\nLOGO=ubuntu-logo\n",
         "trixie/sid\n",
         ("Ubuntu", "24.04", "24"),
     ),
@@ -208,22 +208,21 @@ def test_it_finds_what_module_find_found(apt, tmp_path):
 def test_the_play_and_the_role_ask_by_the_same_names():
     lookup = "{{ lookup('gpu_fleet.vllm.data', 'package_source') }}"
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "deploy.yml").read_text())
-    (hears,) = [task for play in plays for task in play.get("pre_tasks", []) if task["name"] == "Hear from the host"]
-    asked = [task for task in hears["block"] if "gpu_fleet.vllm.system_facts" in task]
+    asked = [task for play in plays for task in play.get("pre_tasks", []) if "gpu_fleet.vllm.system_facts" in task]
     assert [task["gpu_fleet.vllm.system_facts"]["package_source"] for task in asked] == [lookup]
     role = yaml.safe_load((REPOSITORY / "roles" / "package_source" / "vars" / "main.yml").read_text())
     assert role["__package_source_made"] == lookup
 
 
 def first_words(folder, program):
-    """The first task of deploy.yml on a host whose Python is this program."""
+    """What deploy.yml asks a host first, on one whose Python is this program."""
     plays = yaml.safe_load((REPOSITORY / "playbooks" / "deploy.yml").read_text())
-    (play,) = [play for play in plays if "pre_tasks" in play]
-    (hears,) = [task for task in play["pre_tasks"] if task["name"] == "Hear from the host"]
+    (tasks,) = [play["pre_tasks"] for play in plays if "pre_tasks" in play]
+    (at,) = [number for number, task in enumerate(tasks) if "gpu_fleet.vllm.system_facts" in task]
     stand_in = folder / "python"
     stand_in.write_text(f"#!/bin/sh\n{program}\n")
     stand_in.chmod(0o755)
-    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [hears]}
+    play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": tasks[at : at + 2]}
     given = {"deploy_answer_within": 2, "ansible_python_interpreter": str(stand_in)}
     began = time.monotonic()
     status, said = played(folder, [play], **given)
@@ -238,8 +237,11 @@ def test_a_host_that_takes_connections_and_answers_nothing_holds_up_nobody(tmp_p
     assert took < 40
 
 
-def test_what_else_is_wrong_with_a_host_is_said_as_it_is(tmp_path):
-    status, said, _ = first_words(tmp_path, "echo no such luck >&2; exit 3")
+def test_what_else_is_wrong_with_a_host_is_said_in_its_own_words(tmp_path):
+    """By the task that fails the host, which is all that the command line tells of it."""
+    status, said, _ = first_words(tmp_path, "echo /bin/sh: 1: python3: not found >&2; exit 127")
     assert status == 2
     assert "did not answer within" not in said
-    assert "no such luck" in said
+    told = said.rpartition("fatal: ")[2]
+    assert "/bin/sh: 1: python3: not found" in told
+    assert "install python3" in remedies.explained(told)
